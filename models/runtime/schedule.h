@@ -132,6 +132,8 @@ class Schedule {
     done += turn;
     return first + std::exchange(turn, 0);
   }
+  // Whether two slots can be filled there.
+  bool attends_at(std::int64_t position) const { return position >= 2 * segment_; }
   void skip_done() {
     while (next_ < runs_.size() && turn_[next_] == 0) ++next_;
   }
@@ -142,7 +144,7 @@ class Schedule {
     for (const bool attends : {false, true}) {
       for (std::size_t i = next_; i < runs_.size(); ++i) {
         const std::int64_t turn = turn_[i];
-        if (turn == 0 || attends != (runs_[i].position + done_[i] >= 2 * segment_)) continue;
+        if (turn == 0 || attends != attends_at(runs_[i].position + done_[i])) continue;
         std::int64_t first = up_to_multiple(end + 1, plan_.align);
         if (first / plan_.window != (first + turn - 1) / plan_.window) first = up_to_multiple(first, plan_.window);
         if (first != 0 && first + turn > most_rows_) break;
@@ -190,7 +192,7 @@ class Schedule {
     std::stable_sort(chunk_.begin(), chunk_.end(), [&](const ChunkRun& a, const ChunkRun& b) {
       const auto rank = [&](const ChunkRun& run) {
         if (run.position % segment_ + run.rows > segment_) return 2;
-        return run.position < 2 * segment_ ? 0 : 1;
+        return attends_at(run.position) ? 1 : 0;
       };
       return rank(a) < rank(b);
     });

@@ -13,7 +13,7 @@
 namespace mmrec::models {
 namespace {
 
-/// Of each run the parts that it is cut into: position, and rows.
+/// The parts of each run, by its number: their positions and rows.
 using Parts = std::map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>>;
 
 Parts parts_of(const ChunkPlan& plan, std::int64_t segment, std::span<const Run> runs) {
