@@ -148,7 +148,7 @@ class Residents {
 
   void run(std::uint64_t first_block, const std::function<void()>& kernel) {
     for (std::size_t i = 0; i < blocks_.size(); ++i) reset(i, first_block + i, kernel);
-    take_turns();
+    take_turns(first_block);
     for (const Block& block : blocks_) {
       if (!block.bulk_loads.empty())
         fail("block %u has exited with copies into its shared memory on their way", block.index.x);
@@ -187,7 +187,7 @@ class Residents {
     }
   }
 
-  void take_turns() {
+  void take_turns(std::uint64_t first_block) {
     blockDim = grid_.block;
     gridDim = grid_.grid;
     const std::size_t threads = blocks_[0].threads.size();
@@ -201,9 +201,10 @@ class Residents {
       for (std::size_t position = 0; position < blocks_.size(); ++position) {
         alive |= blocks_[position].live != 0;
         if (blocks_[position].live == 0) continue;
+        const bool reverse = runs_in_reverse(first_block + position);
         for (std::size_t i = 0; i < threads; ++i) {
-          const std::size_t n = reverse_ ? threads - 1 - i : i;
-          if (i + kAhead < threads) pool[position * threads + (reverse_ ? n - kAhead : n + kAhead)]->prefetch();
+          const std::size_t n = reverse ? threads - 1 - i : i;
+          if (i + kAhead < threads) pool[position * threads + (reverse ? n - kAhead : n + kAhead)]->prefetch();
           Thread& thread = blocks_[position].threads[n];
           if (thread.state != Thread::State::kReady) continue;
           thread.paused = false;
@@ -243,13 +244,19 @@ class Residents {
     std::abort();
   }
 
-  static bool reverse_asked_for() {
-    const char* order = std::getenv("MMREC_CUDA_EMULATION_ORDER");
-    return order != nullptr && std::strcmp(order, "reverse") == 0;
+  /// Neighbouring blocks take different orders, and so does a block at another launch: not simply at every second one,
+  /// because programs repeat launches in pairs.
+  bool runs_in_reverse(std::uint64_t block) const {
+    return ((block + static_cast<std::uint64_t>(std::popcount(launch_))) & 1U) != 0;
+  }
+
+  static std::uint64_t next_launch() {
+    static std::uint64_t launches = 0;
+    return launches++;
   }
 
   const Grid& grid_;
-  const bool reverse_ = reverse_asked_for();
+  const std::uint64_t launch_ = next_launch();
   std::vector<Block> blocks_;
   std::vector<Barrier> cluster_barriers_;
 };

@@ -1,8 +1,8 @@
 // Grids, blocks and warps: how the threads of a kernel take turns and where they meet.
 //
-// Every thread is a fiber. Threads run until they wait, in the order of their index, or in the reverse order with
-// MMREC_CUDA_EMULATION_ORDER=reverse: what passes in one order only lacks a barrier. When no thread can go on, the
-// process ends with a list of who waits where.
+// Every thread is a fiber. Threads run until they wait, in half of the blocks in the order of their index, in the
+// others in the reverse order: what passes in one order only lacks a barrier. When no thread can go on, the process
+// ends with a list of who waits where.
 #pragma once
 
 #include <array>
