@@ -393,19 +393,6 @@ TEST(Weights, AProductTakesNoFormatItDoesNotLoad) {
   EXPECT_EQ(kernels::WeightView<kernels::Host>().as<kernels::Float16>(), nullptr);  // what a model has not
 }
 
-/// The checkpoint of a folder in two shards with an index, a tensor in each in turn.
-void write_shards(const fs::path& from, const fs::path& folder) {
-  const EditableCheckpoint all(from / "model.safetensors");
-  EditableCheckpoint shards[] = {all, all};
-  nlohmann::json map;
-  for (std::size_t i = 0; i < all.tensors.size(); ++i) {
-    shards[1 - i % 2].erase(all.tensors[i].name);
-    map[all.tensors[i].name] = std::to_string(i % 2) + ".safetensors";
-  }
-  for (std::size_t i = 0; i < 2; ++i) shards[i].write(folder / (std::to_string(i) + ".safetensors"));
-  test::write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
-}
-
 TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
   const TempFolder one;
   const TempFolder many;
@@ -414,7 +401,7 @@ TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
   config.ids.bos = 1;
   config.ids.eos = {2};
   test::write_file(many / "config.json", to_json(config));
-  write_shards(one.path(), many.path());
+  test::write_shards(one.path(), many.path());
   EXPECT_EQ(load(one.path()).fingerprint, load(many.path()).fingerprint);
 }
 

@@ -29,8 +29,8 @@ inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 /// thousands of times slower. The linker decides, so that tests are compiled once.
 inline const bool kEmulated = mmrec_cuda_emulation != nullptr;
 
-/// True where MMREC_TEST_SMALL is set, as under compute-sanitizer (scripts/gpu), which makes a launch a hundred times
-/// dearer: of many cases that are much alike only some are tried.
+/// True where MMREC_TEST_SMALL is set, as under sanitizers; compute-sanitizer (scripts/gpu) makes a launch a hundred
+/// times dearer: of many cases that are much alike only some are tried.
 inline bool few_cases() {
   static const bool few = std::getenv("MMREC_TEST_SMALL") != nullptr;
   return few;

@@ -97,6 +97,20 @@ class EditableCheckpoint {
   std::vector<EditableTensor> tensors;
 };
 
+/// The checkpoint of a folder in two shards with an index, a tensor in each in turn.
+inline void write_shards(const std::filesystem::path& from, const std::filesystem::path& folder) {
+  const std::string names[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+  const EditableCheckpoint all(from / "model.safetensors");
+  EditableCheckpoint shards[2];
+  nlohmann::json map;
+  for (std::size_t i = 0; i < all.tensors.size(); ++i) {
+    shards[i % 2].tensors.push_back(all.tensors[i]);
+    map[all.tensors[i].name] = names[i % 2];
+  }
+  for (std::size_t i = 0; i < 2; ++i) shards[i].write(folder / names[i]);
+  write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
+}
+
 /// A model's folder to change: its checkpoint in memory, its configuration on the disk.
 struct EditedFolder : TempFolder {
   explicit EditedFolder(const std::filesystem::path& of) : checkpoint(of / "model.safetensors") {
