@@ -199,7 +199,7 @@ std::string_view LineReader::take(std::size_t size, std::size_t ending) {
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos; }
 
 std::string invalid_utf8_warning(std::string_view name, std::int64_t runs) {
-  return fmt::format("{}: {} places are no UTF-8 and are read as U+FFFD", name, runs);
+  return fmt::format("{}: places that are no UTF-8 and are read as U+FFFD: {}", name, runs);
 }
 
 std::int64_t count_invalid_utf8(std::string_view text) {

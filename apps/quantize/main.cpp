@@ -54,10 +54,25 @@ std::string report(const QuantizedModel& model) {
   return text + fmt::format("bytes_after                {}\n", model.bytes_after);
 }
 
-std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& text) {
+/// Token ids of the text of file `name`, one besides BOS at least.
+std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& name) {
   std::optional<Tokenizer> tokenizer;
   read_folder(command.from, command.run, [&] { tokenizer = Tokenizer::load(command.from); });
-  return tokenizer->encode(read_input(text), true, {}, command.options.threads);
+  const std::string text = read_input(name);
+  if (text.empty()) throw std::runtime_error(name + ": found no text");
+  return tokenizer->encode(text, true, {}, command.options.threads);
+}
+
+/// A calibration on less text than this says nothing of some of a matrix' inputs.
+void warn_of_little_text(const QuantizeOptions& options, const QuantizedModel& model) {
+  std::int64_t widest = 0;
+  for (const QuantizedMatrix& matrix : model.matrices) widest = std::max(widest, matrix.cols);
+  const std::int64_t tokens = std::ssize(options.calibration);
+  if (tokens == 0 || tokens >= widest) return;
+  log_line(fmt::format(
+      "warning: --calibrate: found {} tokens, fewer than the widest matrix has inputs ({}): the result can be "
+      "worse than without",
+      tokens, widest));
 }
 
 /// Writes the folder. Not complete: interrupted.
@@ -112,6 +127,7 @@ int quantize_main(const Arguments& arguments) {
     return interrupt_exit_code();
   }
   out.write(report(model));
+  warn_of_little_text(command.options, model);
   if (command.eval) {
     out.flush();
     const auto before = perplexity(command, command.from, eval);

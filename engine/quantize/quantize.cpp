@@ -67,9 +67,12 @@ std::optional<std::string> matrix_name(const TensorInfo& tensor) {
   return tensor.name.substr(0, tensor.name.size() - kWeight.size());
 }
 
+bool matches(const std::string& pattern, const std::string& name) {
+  return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
 bool is_kept(const std::string& name, const QuantizeOptions& options) {
-  return std::ranges::any_of(
-      options.keep, [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  return std::ranges::any_of(options.keep, [&](const std::string& pattern) { return matches(pattern, name); });
 }
 
 /// Embedding and head are kInt8 in every format: in fp8 they would cost as much as all blocks.
@@ -98,6 +101,11 @@ class Quantizer {
         threads_(options.threads > 0 ? options.threads : kernels::ThreadPool::available_processors()) {
     std::vector<std::string> ignored;
     for (const TensorInfo& tensor : checkpoint_.tensors()) plan(tensor, ignored);
+    for (const std::string& pattern : options.keep) {
+      engine::require(std::ranges::any_of(ignored, [&](const std::string& name) { return matches(pattern, name); }),
+                      "quantize option keep: found {}, which is the name of no matrix, as blocks.0.W_z would be",
+                      pattern);
+    }
     config_ = models::with_quantization_config(config_, (from / models::kConfigFile).string(), groups(), ignored);
     engine::expect(!result_.matrices.empty(), "{}: found no matrix NAME.weight to quantise",
                    checkpoint_.path().string());

@@ -204,7 +204,7 @@ TEST(Generate, DecodingAgreesWithScoring) {
 TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {
   const Outcome outcome = generate({"-n", "2", "--temp", "0", "--json"}, "a\xff\xff b\xc3");
   EXPECT_EQ(json_of(outcome)["tokens"].size(), 2U);
-  expect_says(outcome.err, {"warning: stdin: 2 places are no UTF-8"});
+  expect_says(outcome.err, {"warning: stdin: places that are no UTF-8", ": 2"});
 }
 
 TEST(Generate, TheBundledModelIsFoundWithoutBeingNamed) {

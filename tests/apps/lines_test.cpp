@@ -46,7 +46,7 @@ TEST(Lines, EchoAndWarningsNameTheLine) {
   const auto all = jsonl_of(outcome);
   EXPECT_EQ(all[0]["prompt"], "one");
   EXPECT_EQ(all[1]["prompt"], "t\xEF\xBF\xBDwo");
-  expect_says(outcome.err, {"warning: stdin:2: 1 places are no UTF-8"});
+  expect_says(outcome.err, {"warning: stdin:2: places that are no UTF-8", ": 1"});
 }
 
 TEST(Lines, AResultDoesNotWaitForTheNextPrompt) {

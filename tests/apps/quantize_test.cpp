@@ -100,24 +100,39 @@ TEST(Quantize, CalibratesAndTellsThePerplexityThatMmrecPplTells) {
 TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
   const TempFolder out;
   const std::string to = out / "q";
-  expect_wrong_usage({kQuantize}, {
-                                      {{}, "expected two folders"},
-                                      {{kTiny}, "expected two folders"},
-                                      {{kTiny, to, "x", "--format", "int8"}, "expected two folders"},
-                                      {{kTiny, to}, "--format is missing"},
-                                      {{kTiny, to, "--format", "int3"}, "int8 or int4 or fp8"},
-                                      {{kTiny, to, "--format", "int8", "--group", "64"}, "--group: only with"},
-                                      {{kTiny, to, "--format", "int4", "--group", "63"}, "--group"},
-                                      {{kTiny, to, "--format", "int4", "--group", "96"}, "multiple of 64"},
-                                      {{kTiny, kTiny, "--format", "int8"}, "a new or an empty folder"},
-                                  });
+  expect_wrong_usage({kQuantize},
+                     {
+                         {{}, "expected two folders"},
+                         {{kTiny}, "expected two folders"},
+                         {{kTiny, to, "x", "--format", "int8"}, "expected two folders"},
+                         {{kTiny, to}, "--format is missing"},
+                         {{kTiny, to, "--format", "int3"}, "int8 or int4 or fp8"},
+                         {{kTiny, to, "--format", "int8", "--group", "64"}, "--group: only with"},
+                         {{kTiny, to, "--format", "int4", "--group", "63"}, "--group"},
+                         {{kTiny, to, "--format", "int4", "--group", "96"}, "multiple of 64"},
+                         {{kTiny, kTiny, "--format", "int8"}, "a new or an empty folder"},
+                         {{kTiny, to, "--format", "int8", "--keep", "*.W_z", "--keep", "none.*"}, "none.*"},
+                     });
   expect_refused(run({kQuantize, kUpstream + "/jax", to, "--format", "int8"}), 3, {"no matrix NAME.weight"});
   expect_refused(run({kQuantize, out / "none", to, "--format", "int8"}), 3, {"config.json"});
   expect_refused(run({kQuantize, kTiny, out / "no/q", "--format", "int8"}), 5, {"no/q: cannot create the folder"});
+  write_file(out / "empty", "");
+  for (const char* option : {"--calibrate", "--eval"}) {
+    expect_refused(run({kQuantize, kTiny, to, "--format", "int8", option, out / "empty"}), 1, {"empty: found no text"});
+  }
+  std::filesystem::remove(out / "empty");
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(run({kQuantize, kTiny, to, "--format", "int8"}).code, 0);
   expect_refused(run({kQuantize, to, out / "again", "--format", "int8"}), 3, {"quantised already"});
   EXPECT_EQ(files_in(out.path()), 1);
+}
+
+TEST(Quantize, SaysWhenTheTextIsTooShortToCalibrate) {
+  const TempFolder out;
+  write_file(out / "text", "two words");
+  const Outcome outcome = run({kQuantize, kTiny, out / "q", "--format", "int8", "--calibrate", out / "text", "-q"});
+  EXPECT_EQ(outcome.code, 0);
+  expect_says(outcome.err, {"warning: --calibrate: found ", " tokens"});
 }
 
 TEST(Quantize, AnInterruptLeavesNothing) {

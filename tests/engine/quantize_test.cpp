@@ -388,6 +388,7 @@ TEST(QuantizeOptions, OutOfRangeAreRefused) {
   };
   for (const int group : {0, 32, 96, 65600}) expect_says(refused({.group = group}), {"multiple of 64"});
   expect_says(refused({.threads = -1}), {"threads"});
+  expect_says(refused({.keep = {"*.W_q", "W_q"}}), {"keep", "W_q"});
   expect_says(refused({.type = static_cast<QuantizedType>(3)}), {"type"});
   EXPECT_TRUE(fs::is_empty(out.path()));
 }

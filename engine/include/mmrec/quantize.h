@@ -28,8 +28,9 @@ constexpr std::string_view to_string(QuantizedType type) { return kQuantizedType
 struct QuantizeOptions {
   QuantizedType type = QuantizedType::kInt8;  ///< matrices that do not bear the others become kInt8
   int group = 64;                             ///< inputs that share a scale of kInt4: a multiple of 64, at most 65536
-  std::vector<std::string> keep = {};         ///< glob patterns: a matrix whose name matches one stays as it is
-  int threads = 0;                            ///< of the CPU; 0: all that this process may use. >= 0
+  /// Glob patterns: a matrix whose name matches one stays as it is. Each matches one at least.
+  std::vector<std::string> keep = {};
+  int threads = 0;  ///< of the CPU; 0: all that this process may use. >= 0
   /// Token ids of a text [T]. If there are some, the model runs over them, and weights are rounded so that products
   /// with the inputs that matrices had change little. Takes 16 bytes for the square of a matrix' inputs.
   std::vector<int> calibration = {};
