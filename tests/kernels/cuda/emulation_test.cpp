@@ -3,6 +3,8 @@
 // kernels.
 #include <cuda_runtime.h>
 
+#include <set>
+
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/tensor_map.h"
