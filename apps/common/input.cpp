@@ -206,6 +206,11 @@ std::int64_t count_invalid_utf8(std::string_view text) {
   std::int64_t runs = 0;
   bool inside = false;
   while (!text.empty()) {
+    if (const std::size_t ascii = models::ascii_prefix(text); ascii > 0) {
+      text.remove_prefix(ascii);
+      inside = false;
+      continue;
+    }
     const models::Utf8Unit unit = models::first_unit(text);
     if (!unit.valid && !inside) ++runs;
     inside = !unit.valid;

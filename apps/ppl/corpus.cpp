@@ -85,10 +85,7 @@ std::optional<Document> Corpus::next() {
   return std::move(document);
 }
 
-void Corpus::more(Document& document, std::vector<int>& ids) {
-  if (document.words < 0) document.words = count_words(long_->text);
-  add_part(document, ids);
-}
+void Corpus::more(Document& document, std::vector<int>& ids) { add_part(document, ids); }
 
 void Corpus::add_part(Document& document, std::vector<int>& ids) {
   const std::int64_t before = std::ssize(ids);
@@ -103,7 +100,7 @@ void Corpus::add_part(Document& document, std::vector<int>& ids) {
   read_tokens_ += tokens;
   long_->tokens += tokens;
   if (document.goes_on) return;
-  if (document.words < 0) document.words = count_words(long_->text);
+  document.words = count_words(long_->text);  // while the last tokens are scored
   long_.reset();
 }
 

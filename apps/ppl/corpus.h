@@ -79,7 +79,7 @@ class Corpus {
   /// file, RejectedFile naming line, found and expected too.
   std::optional<Document> next();
   /// Appends to `ids` more ids of the last document, which goes on, and says in `document` whether it still does. Its
-  /// words are counted here, while something else may already use the first ids. Throws as next().
+  /// words are counted with the last. Throws as next().
   void more(Document& document, std::vector<int>& ids);
 
   /// Tokens after the first of each document so far.

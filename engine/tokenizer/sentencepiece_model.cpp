@@ -2,6 +2,7 @@
 // on the pieces: its own decoder loses spaces and splits characters, and ids out of range abort it.
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <array>
 #include <new>
 #include <optional>
@@ -91,7 +92,9 @@ class SentencePieceModel final : public TokenizerModel {
   }
 
   void encode_part(Encoding& encoding, std::vector<int>& ids, int threads) const override {
-    const std::size_t at_once = threads == 1 ? 1 : 4 * static_cast<std::size_t>(threads);  // evens out uneven ones
+    // Several a thread even out uneven ones. The first parts have fewer, because what uses them waits.
+    const auto each = static_cast<std::size_t>(threads);
+    const std::size_t at_once = threads == 1 ? 1 : std::clamp(encoding.done / kChunkBytes, each, 4 * each);
     std::vector<Chunk> chunks;
     while (chunks.size() < at_once && !encoding.is_at_end()) {
       const std::string_view rest = encoding.given.substr(encoding.done);

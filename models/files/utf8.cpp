@@ -1,6 +1,9 @@
 // The well-formed sequences of Unicode's table 3-7.
 #include "models/files/utf8.h"
 
+#include <cstdint>
+#include <cstring>
+
 namespace mmrec::models {
 
 Utf8Unit first_unit(std::string_view text) {
@@ -40,11 +43,21 @@ Utf8Unit first_unit(std::string_view text) {
   return {code, follow + 1, true, false};
 }
 
+std::size_t ascii_prefix(std::string_view text) {
+  std::size_t size = 0;
+  for (std::uint64_t eight = 0; size + sizeof(eight) <= text.size(); size += sizeof(eight)) {
+    std::memcpy(&eight, text.data() + size, sizeof(eight));
+    if ((eight & 0x8080808080808080U) != 0) break;
+  }
+  return size;
+}
+
 bool is_valid_utf8(std::string_view text) {
   while (!text.empty()) {
     const Utf8Unit unit = first_unit(text);
     if (!unit.valid) return false;
     text.remove_prefix(unit.length);
+    text.remove_prefix(ascii_prefix(text));
   }
   return true;
 }

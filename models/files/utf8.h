@@ -22,6 +22,9 @@ struct Utf8Unit {
 
 Utf8Unit first_unit(std::string_view text);
 
+/// Bytes of ASCII that `text` begins with, in steps of 8: a long text is looked through at 8 times the rate.
+std::size_t ascii_prefix(std::string_view text);
+
 bool is_valid_utf8(std::string_view text);
 
 /// `text` with every ill-formed part replaced by U+FFFD.

@@ -57,6 +57,13 @@ TEST(Utf8, InvalidRunsAreCounted) {
        {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xc3", "\xe2\x82"}) {
     EXPECT_EQ(apps::count_invalid_utf8(bad), 1) << bad;
   }
+  // Wherever they are in a long text, of which eight bytes of ASCII are passed over at a time.
+  for (std::size_t first = 0; first < 20; ++first) {
+    for (std::size_t between = 0; between < 20; ++between) {
+      const std::string text = std::string(first, 'a') + "\xff" + std::string(between, 'b') + "\xfe" + "tail";
+      EXPECT_EQ(apps::count_invalid_utf8(text), between == 0 ? 1 : 2) << first << ' ' << between;
+    }
+  }
 }
 
 TEST(Progress, LineFitsAnyWidth) {

@@ -196,6 +196,10 @@ TEST(Tokenizer, PartsOfATextAreBounded) {
   EXPECT_EQ(parts, 5U);
   EXPECT_EQ(encoder.bytes(), text.size());
   EXPECT_EQ(encoded_in_parts(t, "", true), t.encode(""));
+  // With several threads the first part is as soon there, and later ones are larger.
+  StreamEncoder shared(t, text, true, 2);
+  EXPECT_TRUE(shared.next(ids));
+  EXPECT_LE(shared.bytes(), std::size_t{128} << 10);
 }
 
 TEST(Tokenizer, LongTextsGiveTheIdsOfTheUncutText) {

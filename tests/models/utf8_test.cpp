@@ -17,6 +17,17 @@ TEST(Utf8, AcceptsExactlyTheWellFormedSequences) {
   }
 }
 
+TEST(Utf8, AFaultIsFoundAnywhereInALongText) {
+  for (std::size_t at = 0; at < 40; ++at) {
+    std::string text(40, 'a');
+    EXPECT_TRUE(is_valid_utf8(text));
+    EXPECT_EQ(ascii_prefix(std::string_view(text).substr(at)), (40 - at) / 8 * 8);
+    text[at] = '\x80';
+    EXPECT_FALSE(is_valid_utf8(text)) << at;
+    EXPECT_EQ(ascii_prefix(text), at / 8 * 8);
+  }
+}
+
 TEST(Utf8, EveryCodePointRoundTrips) {
   for (char32_t c = 0; c <= 0x10FFFF; ++c) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
