@@ -2,6 +2,7 @@
 // to the bit those of its run alone, for any number of threads.
 
 #include "tests/models/small_models.h"
+#include "tests/ops/testing.h"
 
 namespace mmrec::models {
 namespace {
@@ -80,7 +81,8 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
   void expect_runs_as_alone(const std::vector<std::pair<int, int>>& before_and_rows) {
     std::vector<Sequence> alone = random_sequences(before_and_rows);
     for (Sequence& s : alone) run({&s, 1}, 1);
-    for (const int threads : {1, 2, 5}) {
+    const std::vector<int> counts = kernels::test::few_cases() ? std::vector{5} : std::vector{1, 2, 5};
+    for (const int threads : counts) {
       std::vector<Sequence> together = random_sequences(before_and_rows);
       run(together, threads);
       for (std::size_t i = 0; i < alone.size(); ++i) {
@@ -122,7 +124,7 @@ TEST_P(RunsTest, PiecesGoOnAsOneRun) {
   Sequence whole = random_sequences({{0, 1500}}).front();
   run({&whole, 1}, 2);
   std::mt19937 rng(3);
-  for (int repeat = 0; repeat < 4; ++repeat) {
+  for (int repeat = 0; repeat < (kernels::test::few_cases() ? 1 : 4); ++repeat) {
     const ExecutionOptions options{.threads = 2, .prefill = GetParam().prefill};
     const Slots slots(executor_, 1, options);
     std::vector<float> logprobs = {0.0F};

@@ -119,7 +119,7 @@ class HiddenLogprobsTest : public OpTest {
     operands.out = upload(on, std::vector<float>(operands.targets.size(), kPoison));
 #if defined(MMREC_TEST_CUDA)
     // NaN in the buffers that products leave logits in: nothing may be read of them that no product wrote.
-    const std::vector<std::uint8_t> ones(Cuda::kScratchBytes, 0xff);
+    static const std::vector<std::uint8_t> ones(Cuda::kScratchBytes, 0xff);
     on.upload(ones.data(), static_cast<std::uint8_t*>(on.scratch()), ones.size());
 #endif
     hidden_logprobs(on, operands.op(), algo);

@@ -1,5 +1,7 @@
-// The runtime API but for streams: errors, the device, its memory, which is the heap, and launches.
+// The runtime API but for streams: errors, the device, its memory, which is the host's, and launches.
 #include <cuda_runtime.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "faults.h"
 #include "streams.h"
@@ -22,6 +25,7 @@ namespace {
 constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
 constexpr std::size_t kLargestShared = std::size_t{227} << 10;
 constexpr std::align_val_t kAlignment{256};
+constexpr std::size_t kLarge = std::size_t{1} << 20;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_this_thread = 0;
@@ -52,6 +56,39 @@ int devices() { return from_environment("MMREC_CUDA_EMULATION_DEVICES", 1); }
 int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
 std::size_t device_bytes() { return from_environment("MMREC_CUDA_EMULATION_MEMORY", std::size_t{8} << 30); }
 
+/// Memory of 0xff, NaN in every floating-point type. Large memory is mapped from a file of such bytes over and over:
+/// most of it is never touched, and then costs nothing.
+void* filled_memory(std::size_t bytes) {
+  if (bytes < kLarge) {
+    void* const data = ::operator new(bytes, kAlignment, std::nothrow);
+    if (data != nullptr) std::memset(data, 0xff, bytes);
+    return data;
+  }
+  static const int file = [] {
+    const int made = memfd_create("filled", MFD_CLOEXEC);
+    const std::vector<char> pattern(kLarge, '\xff');
+    return made >= 0 && write(made, pattern.data(), kLarge) == ssize_t{kLarge} ? made : -1;
+  }();
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  for (std::size_t at = 0; at < bytes; at += kLarge) {
+    void* const part = static_cast<char*>(data) + at;
+    const std::size_t size = std::min(kLarge, bytes - at);
+    if (mmap(part, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0) != part) {
+      munmap(data, bytes);
+      return nullptr;
+    }
+  }
+  return data;
+}
+void free_memory(void* data, std::size_t bytes) {
+  if (bytes < kLarge) {
+    ::operator delete(data, kAlignment);
+  } else {
+    munmap(data, bytes);
+  }
+}
+
 cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   *data = nullptr;
   MMREC_FAULT_POINT();
@@ -60,9 +97,8 @@ cudaError_t allocate(void** data, std::size_t bytes, bool on_device) {
   DeviceState& state = device_state();
   const std::lock_guard lock(state.mutex);
   if (on_device && bytes > device_bytes() - state.allocated) return set_error(cudaErrorMemoryAllocation);
-  *data = ::operator new(bytes, kAlignment, std::nothrow);
+  *data = filled_memory(bytes);
   if (*data == nullptr) return set_error(cudaErrorMemoryAllocation);
-  std::memset(*data, 0xff, bytes);  // NaN in every floating-point type
   state.allocations[static_cast<std::byte*>(*data)] = {bytes, on_device};
   if (on_device) state.allocated += bytes;
   count_object(1);
@@ -78,9 +114,10 @@ cudaError_t release(void* data, bool on_device) {
   const std::lock_guard lock(state.mutex);
   const auto found = state.allocations.find(static_cast<std::byte*>(data));
   if (found == state.allocations.end() || found->second.on_device != on_device) return set_error(cudaErrorInvalidValue);
-  if (on_device) state.allocated -= found->second.bytes;
+  const std::size_t bytes = found->second.bytes;
+  if (on_device) state.allocated -= bytes;
   state.allocations.erase(found);
-  ::operator delete(data, kAlignment);
+  free_memory(data, bytes);
   count_object(-1);
   return lasting_fault();
 }
