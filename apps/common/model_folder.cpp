@@ -89,15 +89,25 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
   }
 }
 
-/// The same of a model, whose architecture may not have an option that the command line chose.
+/// A message of the library with the program's flag in place of the option: "load option a_b: ..." is "--a-b: ...".
+std::string with_flag(std::string message) {
+  constexpr std::string_view kOption = "load option ";
+  const std::size_t end = message.find(':');
+  if (!message.starts_with(kOption) || end == std::string::npos) return message;
+  std::replace(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+  return message.replace(0, kOption.size(), "--");
+}
+
+/// The same of a model, whose architecture or device may not have an option that the command line chose.
 template <class Load>
 auto loading(const std::filesystem::path& folder, const RunOptions& options, Load&& load) {
   expect_folder(folder);
   try {
     return rejecting(folder, std::forward<Load>(load));
   } catch (const std::invalid_argument& error) {
-    if (options.variant == VariantOptions{} && !options.batch_invariant) throw;
-    throw UsageError(error.what());
+    const std::string message = with_flag(error.what());
+    if (options.variant == VariantOptions{} && !options.batch_invariant) throw std::invalid_argument(message);
+    throw UsageError(message);
   }
 }
 

@@ -45,7 +45,7 @@ TEST(Devices, AutoTakesTheCpuThenAndSaysSoOnceAtMost) {
 
 TEST(Devices, HalfPrecisionNeedsAGpu) {
   expect_refused(run_without_gpu({kGenerate, "-m", kTiny, "-p", "x", "--precision", "fp16"}), 1,
-                 {"found fp16 on the CPU", "no usable CUDA device ("});
+                 {"mmrec-generate: --precision: found fp16 on the CPU", "no usable CUDA device ("});
   const Json json =
       json_of(run({kGenerate, "-m", kTiny, "-p", "x", "-n", "1", "--device", "cpu", "--precision", "fp32", "--json"}));
   EXPECT_EQ(json["model"]["precision"], "fp32");
