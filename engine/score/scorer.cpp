@@ -51,8 +51,10 @@ constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 /// The most full groups of a block. With more, groups are a little more alike, and the first scores come later.
 constexpr std::size_t kGroupsOfABlock = 8;
 
-/// The fewest tokens of a piece of a document that comes in parts: several chunks of a GPU.
+/// The fewest tokens of a piece of a document that comes in parts, several chunks of a GPU, and the most: between two
+/// pieces a GPU waits some milliseconds.
 constexpr std::size_t kPieceTokens = std::size_t{1} << 15;
+constexpr std::size_t kMostPieceTokens = Scorer::kReadAheadTokens;
 
 /// More rows than a run has.
 constexpr std::int64_t kAnyRows = std::int64_t{1} << 40;
@@ -392,9 +394,9 @@ class Scoring {
       has_work_.wait(lock, has_enough);
       if (is_over_ || block.is_cut) return {};
       std::size_t rows = all.size() - block.taken;
-      is_last = !block.grows && rows <= kGroupTokens;
+      is_last = !block.grows && rows <= kMostPieceTokens;
       if (!is_last) {
-        const std::size_t most = std::min(rows - 2, kGroupTokens);
+        const std::size_t most = std::min(rows - 2, kMostPieceTokens);
         const std::size_t position = block.taken;
         lock.unlock();
         rows = static_cast<std::size_t>(
