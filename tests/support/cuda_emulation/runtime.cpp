@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "faults.h"
+#include "sanitizer.h"
 #include "streams.h"
 
 extern "C" void mmrec_cuda_emulation() {}  // tells tests (tests/ops/testing.h) that it is linked
@@ -25,7 +26,11 @@ namespace {
 constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
 constexpr std::size_t kLargestShared = std::size_t{227} << 10;
 constexpr std::align_val_t kAlignment{256};
+#if defined(MMREC_ADDRESS_SANITIZER)
+constexpr std::size_t kLarge = ~std::size_t{0};  // all memory has AddressSanitizer's borders
+#else
 constexpr std::size_t kLarge = std::size_t{1} << 20;
+#endif
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_this_thread = 0;
