@@ -78,16 +78,14 @@ std::optional<Document> Corpus::next() {
   Document& document = next.document;
   if (document.goes_on) {
     long_ = std::make_unique<Long>(std::move(next.text), *options_.tokenizer, threads_);
-    add_part(document, document.ids);
+    more(document, document.ids);
   } else {
     tokens_ += scored_tokens(document);
   }
   return std::move(document);
 }
 
-void Corpus::more(Document& document, std::vector<int>& ids) { add_part(document, ids); }
-
-void Corpus::add_part(Document& document, std::vector<int>& ids) {
+void Corpus::more(Document& document, std::vector<int>& ids) {
   const std::int64_t before = std::ssize(ids);
   try {
     document.goes_on = long_->encoder.next(ids);

@@ -128,8 +128,6 @@ class Corpus {
   /// How many it tokenized before the first that cannot be, which becomes `fault_`.
   std::size_t tokenize_until_fault(std::span<Read> documents);
   std::vector<int> tokens_of_long(std::string_view text) const;
-  /// Tokenizes the next part of the last document, which goes on.
-  void add_part(Document& document, std::vector<int>& ids);
   /// Makes a document of a text and its ids.
   void put(Read& read, std::vector<int> ids) const;
 

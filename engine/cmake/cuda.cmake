@@ -3,8 +3,8 @@
 # MMREC_CUDA=AUTO builds it where a toolkit of at least version 12.5 is found, ON insists, OFF never looks.
 # MMREC_CUDA_ARCHITECTURES says what the kernels are compiled for: AUTO, the GPUs of this machine, else 9.0; ALL, every
 # device from compute capability 8.0 to 9.0 and PTX for newer ones, which takes three times as long; PTX, that alone and
-# hardly optimised, which takes a third of the time and shows that all compiles; or a list as of CMAKE_CUDA_ARCHITECTURES. Kernels that need
-# Hopper's own instructions (*_sm90.cu) are compiled for sm_90a besides.
+# hardly optimised, which takes a third of the time and shows that all compiles; or a list as of
+# CMAKE_CUDA_ARCHITECTURES. Kernels that need Hopper's own instructions (*_sm90.cu) are compiled for sm_90a besides.
 set(MMREC_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE MMREC_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(MMREC_CUDA_ARCHITECTURES AUTO CACHE STRING "What the CUDA kernels are compiled for: AUTO, ALL, PTX or a list")
