@@ -26,10 +26,11 @@ namespace {
 constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
 constexpr std::size_t kLargestShared = std::size_t{227} << 10;
 constexpr std::align_val_t kAlignment{256};
-#if defined(MMREC_ADDRESS_SANITIZER)
-constexpr std::size_t kLarge = ~std::size_t{0};  // all memory has AddressSanitizer's borders
-#else
 constexpr std::size_t kLarge = std::size_t{1} << 20;
+#if defined(MMREC_ADDRESS_SANITIZER)
+constexpr bool kMapsLarge = false;  // mapped memory would lack AddressSanitizer's borders
+#else
+constexpr bool kMapsLarge = true;
 #endif
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -61,10 +62,11 @@ int devices() { return from_environment("MMREC_CUDA_EMULATION_DEVICES", 1); }
 int processors() { return from_environment("MMREC_CUDA_EMULATION_PROCESSORS", 4); }
 std::size_t device_bytes() { return from_environment("MMREC_CUDA_EMULATION_MEMORY", std::size_t{8} << 30); }
 
+bool is_mapped(std::size_t bytes) { return kMapsLarge && bytes >= kLarge; }
 /// Memory of 0xff, NaN in every floating-point type. Large memory is mapped from a file of such bytes over and over:
 /// most of it is never touched, and then costs nothing.
 void* filled_memory(std::size_t bytes) {
-  if (bytes < kLarge) {
+  if (!is_mapped(bytes)) {
     void* const data = ::operator new(bytes, kAlignment, std::nothrow);
     if (data != nullptr) std::memset(data, 0xff, bytes);
     return data;
@@ -87,10 +89,10 @@ void* filled_memory(std::size_t bytes) {
   return data;
 }
 void free_memory(void* data, std::size_t bytes) {
-  if (bytes < kLarge) {
-    ::operator delete(data, kAlignment);
-  } else {
+  if (is_mapped(bytes)) {
     munmap(data, bytes);
+  } else {
+    ::operator delete(data, kAlignment);
   }
 }
 
