@@ -57,24 +57,18 @@ class Stack {
     return choose_path<Backend, A>(backend_, config_.model_dim, work_.plan, chunk, whole_step_fits, segments_fit);
   }
 
-  struct AtOnce {
-    template <class RunLayer>
-    void operator()(std::int64_t /*layer*/, const RunLayer& run_layer) const {
-      run_layer();
-    }
-  };
   /// A chunk by any path but kWholeStep. By kRows `normed`, [rows, D], receives what norm_by() would make of it.
-  /// `around(layer, run_layer)` must call run_layer().
-  template <class Around = AtOnce>
-  void run(Path path, const Chunk& chunk, Matrix<A> normed, Done& done, const Around& around = {}) {
+  void run(Path path, const Chunk& chunk, Matrix<A> normed, Done& done) {
     work_.ragged = chunk.ragged;
     using Has = PathOps<Backend, A>;
-    if (path == Path::kTogether) return go<Has::kTogether>(together_, chunk, done, around);
-    if (path == Path::kPacked) return go<Has::kPacked>(packed_, chunk, done, around);
-    if (path == Path::kRows) return go<Has::kRows>(rows_, chunk, done, around, normed);
-    if (path == Path::kSegments) return go<Has::kSegments>(segments_, chunk, done, around);
-    go<true>(block_, chunk, done, around);
+    if (path == Path::kTogether) return go<Has::kTogether>(together_, chunk, done);
+    if (path == Path::kPacked) return go<Has::kPacked>(packed_, chunk, done);
+    if (path == Path::kRows) return go<Has::kRows>(rows_, chunk, done, normed);
+    if (path == Path::kSegments) return go<Has::kSegments>(segments_, chunk, done);
+    go<true>(block_, chunk, done);
   }
+  /// For callers that run its parts of a chunk by Path::kReference themselves.
+  Block<Backend, A>& block() { return block_; }
   /// Begins a step by Path::kWholeStep. The caller must set the destination in op(), run it on the backend `by`, alone
   /// or with another stack's, and call end_whole_step(). `stacks`: how many run side by side.
   WholeStep<Backend, A>& whole_step(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
@@ -130,13 +124,11 @@ class Stack {
     }
     return work_.x(rows.count);
   }
-  template <bool backend_has_it, class Taken, class Around, class... Rest>
-  void go(Taken& path, const Chunk& chunk, Done& done, const Around& around, const Rest&... rest) {
+  template <bool backend_has_it, class Taken, class... Rest>
+  void go(Taken& path, const Chunk& chunk, Done& done, const Rest&... rest) {
     if constexpr (backend_has_it) {
       path.begin(chunk, rest...);
-      for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-        around(layer, [&] { path.layer(layer, chunk, done); });
-      }
+      for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) path.layer(layer, chunk, done);
     }
   }
   WholeStep<Backend, A>& whole_step_of(std::int64_t sequences, Backend& by, std::int64_t stacks) {

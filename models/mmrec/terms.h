@@ -160,9 +160,9 @@ class BlockTerms {
                                 {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
   }
   /// The same and u = rmsnorm(x; norm2), for rows of runs whose memories lie anywhere. `runs` lists `count` runs, each
-  /// with at most `rows` rows and `slots` slots.
+  /// with at most `rows` rows.
   void attend_listed(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
-                     const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows, std::int64_t slots) {
+                     const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows) {
     const Matrix<A> query = Work::matrix(work.attended(b));
     packed_attention(work.backend,
                      kernels::PackedAttention<Space, A>{.q = query,
@@ -172,7 +172,7 @@ class BlockTerms {
                                                         .count = count,
                                                         .offset = layer * work.config.memory_slots * work.dim(),
                                                         .most_rows = rows,
-                                                        .most_slots = slots,
+                                                        .most_slots = work.config.memory_slots,
                                                         .padding = work.config.head_padding});
     add_attended(w, b, piece);
     work.normalise(Work::times(work.x(b), piece), w.norm2, Work::times(work.u(b), piece));

@@ -83,7 +83,8 @@ class Workspace {
     if (rows == rows_ && carries == carries_) return false;
     rows_ = carries_ = 0;
     for (auto* activation : {&x, &gamma, &context}) activation->reserve(backend, rows);
-    for (auto* activation : {&u, &qvzk, &zm_, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
+    for (auto* activation : {&qvzk, &zm_, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
+    u.reserve(backend, std::max(rows, plan.alone));  // all that the largest chunk needs here
     h_.reserve(backend, rows + carries);
     if constexpr (kRounds) attended_.reserve(backend, rows);
     if constexpr (kComposed) beside_h_.reserve(backend, rows + carries);

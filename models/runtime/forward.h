@@ -38,7 +38,7 @@ class Forward {
   /// Memory for calls of so many sequences; true if what was recorded before is void.
   bool reserve(std::int64_t sequences, bool sweeps) {
     const bool grows = net_.reserve(sequences, sweeps);
-    const auto rows = static_cast<std::size_t>(net_.rows());
+    const auto rows = static_cast<std::size_t>(most_rows());
     if (!grows && has_tokens_) return false;
     has_tokens_ = false;
     tokens_ = {}, logprobs_ = {};
@@ -205,6 +205,11 @@ class Forward {
   template <class T>
   using Matrix = kernels::MatrixView<T, Space>;
 
+  /// Of a chunk.
+  std::int64_t most_rows() const {
+    if constexpr (requires(const Net& net) { net.plan(); }) return std::max(net_.rows(), net_.plan().alone);
+    return net_.rows();
+  }
   /// Whether a run's place and its bits do not depend on other runs (ChunkPlan::align).
   bool aligns() const {
     if constexpr (requires(const Net& net) { net.plan(); }) return net_.plan().align != 0;

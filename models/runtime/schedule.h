@@ -27,6 +27,7 @@ struct ChunkPlan {
   bool begins_with_run = false;  // positions of the grid count from a run's first token
   std::int64_t part = 0;         // if not 0: parts end on multiples of it. A chunk of one run has several parts; where
                                  // several runs are not packed, a chunk is one part
+  std::int64_t alone = 0;        // tokens of a chunk of a call's only run, with `part`
   std::int64_t align = 0;        // if not 0, no run's bits may depend on others: runs are packed even alone, go segment
                                  // by segment and begin on rows that are multiples of it, and windows cut none of them
                                  // that fits one
@@ -75,7 +76,7 @@ class Schedule {
         done_(runs.size()),
         turn_(runs.size()),
         packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))) {
-    if (plan.part != 0 && runs.size() > 1 && !packs_) plan_.tokens = plan.part;
+    if (plan.part != 0 && !packs_) plan_.tokens = runs.size() > 1 ? plan.part : std::max(plan.tokens, plan.alone);
     begin_round();
   }
 

@@ -6,12 +6,9 @@
 // Sums over a segment, sum += x over time, are in fp64 and in an order that follows from the number of times alone. All
 // values of a tile of 16 times are under way at once, so a chain of dependent fp64 additions is a small part of the
 // run.
-//  * segment_sum, long runs: a block owns 8 channels of one sequence, whole sectors. A quarter of a warp adds up tiles,
-//    a lane per channel: tile i goes to partial sum i % 128, in order of i. The partial sums are added in a fixed order
-//    at the end. So 64 KB of a block are in flight.
-//  * segment_sum, short runs as in decoding: a thread per channel, in order of time.
-//  * packed_segment_sum: a block has 32 channels of a run. Tile i goes to partial sum i % 32, in order of i. Runs and
-//    groups of channels fill the device.
+//  * runs of up to a tile, as in decoding: a thread per channel, in order of time.
+//  * longer ones, and those of a list: a block has 32 channels of a run. Tile i goes to partial sum i % 32, in order of
+//    i. Runs and groups of channels fill the device.
 // Bytes: 4 per element read, 16 per sequence and channel for the sum.
 #include <algorithm>
 
@@ -143,70 +140,35 @@ struct Close {
   }
 };
 
-constexpr int kSumChannels = 8;  // of a block
-constexpr int kSumPartials = 128;
-constexpr int kSumThreads = kSumPartials * kSumChannels;
-constexpr int kSumGroups = 16;  // of partial sums
+constexpr int kSumChannels = 32;  // of a block
+constexpr int kSumPartials = 32;  // at most
 
-__global__ void __launch_bounds__(kSumThreads) segment_sum_kernel(const __grid_constant__ SegmentSum<Device> op) {
+/// Runs of a list, or where that is null the sequences of `even`.
+struct SummedRuns {
+  PackedSegmentSum<Device> listed = {};
+  SegmentSum<Device> even = {};
+};
+
+__global__ void __launch_bounds__(kSumChannels* kSumPartials)
+    segment_sum_kernel(const __grid_constant__ SummedRuns op) {
   __shared__ double partials[kSumPartials][kSumChannels];
-  __shared__ double groups[kSumGroups][kSumChannels];
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  const std::int64_t time = op.x.time;
-  const std::int64_t b = blockIdx.y;
-  const int lane = static_cast<int>(threadIdx.x) % kSumChannels;
-  const int partial = static_cast<int>(threadIdx.x) / kSumChannels;
-  const std::int64_t channel = std::int64_t{blockIdx.x} * kSumChannels + lane;
-  const bool exists = channel < op.x.dim;
-
-  double sum = 0.0;
-  for (std::int64_t first = partial * kTile; exists && first < time; first += kSumPartials * kTile) {
-    const float* from = op.x.at(b, 0, first) + channel;
-    const int count = static_cast<int>(time - first < kTile ? time - first : kTile);
-    float values[kTile];
-#pragma unroll
-    for (int i = 0; i < kTile; ++i) values[i] = i < count ? __ldcg(from + i * op.x.time_stride) : 0.0F;
-    double tile = 0.0;
-#pragma unroll
-    for (const float value : values) tile += static_cast<double>(value);
-    sum += tile;
-  }
-  partials[partial][lane] = sum;
-  __syncthreads();
-  if (partial < kSumGroups) {
-    constexpr int kEach = kSumPartials / kSumGroups;
-    double group = 0.0;
-    for (int i = 0; i < kEach; ++i) group += partials[partial * kEach + i][lane];
-    groups[partial][lane] = group;
-  }
-  __syncthreads();
-  if (partial != 0 || !exists) return;
-  double* to = op.sum.row(b) + channel;
-  double all = __ldcg(to);
-  for (int i = 0; i < kSumGroups; ++i) all += groups[i][lane];
-  *to = all;
-}
-
-constexpr int kPackedChannels = 32;  // of a block
-constexpr int kPackedPartials = 32;  // at most
-
-__global__ void __launch_bounds__(kPackedChannels* kPackedPartials)
-    packed_segment_sum_kernel(const __grid_constant__ PackedSegmentSum<Device> op) {
-  __shared__ double partials[kPackedPartials][kPackedChannels];
-  ptx::allow_successor();
-  ptx::wait_for_predecessor();
-  const SummedRun run = op.runs[blockIdx.y];
-  const std::int64_t dim = op.x.cols;
-  const std::int64_t channel = std::int64_t{blockIdx.x} * kPackedChannels + threadIdx.x;
+  const bool is_listed = op.listed.runs != nullptr;
+  const std::int64_t channel = std::int64_t{blockIdx.x} * kSumChannels + threadIdx.x;
   const int partial = static_cast<int>(threadIdx.y);
   const int together = static_cast<int>(blockDim.y);
+  SummedRun run;
+  if (is_listed) run = op.listed.runs[blockIdx.y];
+  const std::int64_t dim = is_listed ? op.listed.x.cols : op.even.x.dim;
+  const std::int64_t rows = is_listed ? run.rows : op.even.x.time;
+  const std::int64_t stride = is_listed ? op.listed.x.stride : op.even.x.time_stride;
+  const float* const x = (is_listed ? op.listed.x.row(run.first) : op.even.x.at(blockIdx.y, 0, 0)) + channel;
   double sum = 0.0;
-  for (int first = partial * kTile; channel < dim && first < run.rows; first += kPackedPartials * kTile) {
-    const float* from = op.x.row(run.first + first) + channel;
+  for (std::int64_t first = partial * kTile; channel < dim && first < rows; first += kSumPartials * kTile) {
     float values[kTile];
 #pragma unroll
-    for (int i = 0; i < kTile; ++i) values[i] = first + i < run.rows ? __ldcg(from + i * op.x.stride) : 0.0F;
+    for (int i = 0; i < kTile; ++i) values[i] = first + i < rows ? __ldcg(x + (first + i) * stride) : 0.0F;
     double tile = 0.0;
 #pragma unroll
     for (const float value : values) tile += static_cast<double>(value);
@@ -215,15 +177,25 @@ __global__ void __launch_bounds__(kPackedChannels* kPackedPartials)
   partials[partial][threadIdx.x] = sum;
   __syncthreads();
   if (partial != 0 || channel >= dim) return;
-  double* const to = run.sum + op.layer * dim + channel;
+  const std::int64_t layer = op.listed.layer;
+  double* const to = (is_listed ? run.sum + layer * dim : op.even.sum.row(blockIdx.y)) + channel;
   double all = __ldcg(to);
   for (int i = 0; i < together; ++i) all += partials[i][threadIdx.x];
   if (run.closes >= 0) {
-    run.memory[(op.layer * op.memory_slots + run.closes) * dim + channel] =
-        static_cast<float>(all / static_cast<double>(op.segment));
+    run.memory[(layer * op.listed.memory_slots + run.closes) * dim + channel] =
+        static_cast<float>(all / static_cast<double>(op.listed.segment));
     all = 0.0;
   }
   *to = all;
+}
+
+/// Of `count` runs with at most so many rows.
+void launch_sums(Cuda& cuda, const SummedRuns& op, std::int64_t dim, std::int64_t count, std::int64_t most_rows) {
+  // Fewer partial sums where no run has as many tiles: the others would add 0.
+  const std::int64_t partials = std::min<std::int64_t>(ceil_div(most_rows, kTile), kSumPartials);
+  const dim3 grid(static_cast<unsigned>(ceil_div(dim, kSumChannels)), static_cast<unsigned>(count));
+  launch(cuda.stream(), overlapping(cuda, grid, dim3(kSumChannels, static_cast<unsigned>(partials))),
+         segment_sum_kernel, op);
 }
 
 }  // namespace
@@ -277,8 +249,7 @@ void segment_sum(Cuda& cuda, const SegmentSum<Device>& op) {
     part.x.data = x.at(b, 0, 0);
     part.x.batch = std::min(x.batch - b, kMostGrid);
     part.sum = op.sum.middle_rows(b, part.x.batch);
-    const dim3 grid(static_cast<unsigned>(ceil_div(x.dim, kSumChannels)), static_cast<unsigned>(part.x.batch));
-    launch(cuda.stream(), overlapping(cuda, grid, dim3(kSumThreads)), segment_sum_kernel, part);
+    launch_sums(cuda, {.even = part}, x.dim, part.x.batch, x.time);
   }
 }
 
@@ -287,16 +258,11 @@ void segment_close(Cuda& cuda, MatrixView<double, Device> sum, std::int64_t segm
 }
 
 void packed_segment_sum(Cuda& cuda, const PackedSegmentSum<Device>& op) {
-  if (op.count == 0 || op.x.cols == 0) return;
-  // Fewer partial sums where no run has as many tiles: the others would add 0.
-  const std::int64_t partials = std::min<std::int64_t>(ceil_div(op.most_rows, kTile), kPackedPartials);
+  if (op.x.cols == 0) return;
   for (std::int64_t first = 0; first < op.count; first += kMostGrid) {
     PackedSegmentSum<Device> part = op;
     part.runs += first;
-    const auto runs = static_cast<unsigned>(std::min(op.count - first, kMostGrid));
-    const dim3 grid(static_cast<unsigned>(ceil_div(op.x.cols, kPackedChannels)), runs);
-    launch(cuda.stream(), overlapping(cuda, grid, dim3(kPackedChannels, static_cast<unsigned>(partials))),
-           packed_segment_sum_kernel, part);
+    launch_sums(cuda, {.listed = part}, op.x.cols, std::min(op.count - first, kMostGrid), op.most_rows);
   }
 }
 

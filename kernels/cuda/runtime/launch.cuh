@@ -57,18 +57,9 @@ struct RuntimeLaunch {
   RuntimeLaunch& operator=(const RuntimeLaunch&) = delete;
 };
 
-/// Lets the kernel have the shared memory and the cluster of the configuration.
-inline cudaError_t allow_launch(const LaunchConfig& config, const void* kernel) {
-  constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
-  constexpr unsigned kPortableCluster = 8;
-  if (config.shared_bytes > kDefaultShared) {
-    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  static_cast<int>(config.shared_bytes));
-    if (code != cudaSuccess) return code;
-  }
-  if (config.cluster <= kPortableCluster) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-}
+/// Lets the kernel have the shared memory and the cluster of the configuration, on the current device. Asks the runtime
+/// for what was not allowed before: to ask takes as long as a third of a launch.
+cudaError_t allow_launch(const LaunchConfig& config, const void* kernel);
 
 /// kernel<<<...>>>(arguments...). Arguments convert to the kernel's parameter types.
 template <class... Parameters, class... Arguments>

@@ -12,11 +12,11 @@
 
 namespace mmrec::models {
 
-/// Whether an op over a segment's rows leaves three quarters of the device idle, and no kernel takes all segments.
+/// Whether an op over a segment's rows leaves half of the device idle, and no kernel takes all segments.
 inline bool leaves_idle(const Config& config, const kernels::Cuda& cuda, kernels::DType type) {
   constexpr std::int64_t kTile = 128;
   const auto tiles = [](std::int64_t size) { return (size + kTile - 1) / kTile; };
-  if (4 * tiles(config.memory_segment) * tiles(config.ffn_dim) > cuda.processors()) return false;
+  if (2 * tiles(config.memory_segment) * tiles(config.ffn_dim) > cuda.processors()) return false;
   if (type == kernels::DType::kF32) return true;
   kernels::FinishSegments<kernels::Device, kernels::Float16> op;
   op.x = {nullptr, 1, 1, config.model_dim};
@@ -47,8 +47,10 @@ inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda, ker
     plan.align = 128;  // times of a tile of sweeps, whose steps are composed
     return plan;
   }
-  if (config.num_layers > 1 && plan.spans_segments && leaves_idle(config, cuda, type))
+  if (config.num_layers > 1 && plan.spans_segments && leaves_idle(config, cuda, type)) {
     plan.part = std::max<std::int64_t>(plan.window / 4, 256);
+    plan.alone = 4 * kTokens;  // many parts, for few run at its beginning and its end
+  }
   return plan;
 }
 

@@ -1,12 +1,15 @@
-// A long sequence's chunk on a GPU in parts that go through the layers side by side, each a layer behind the one before
-// it.
+// A long sequence's chunk on a GPU in parts that go through the layers side by side, each a little behind the one
+// before it.
 //
 // What follows the recurrence goes segment by segment and op by op. Where segments are short and the model is small
 // such an op takes a few of the multiprocessors, and its latency is what counts. A layer of a part needs its own x and
-// what the same layer of the part before has left in the state: h, the memory and the segment's sum. So while a part is
-// in layer l, the next one can be in layer l - 1. Each part is what a chunk of its tokens would be, to the bit.
+// what the same layer of the part before has left in the state: its recurrence h, and what follows it the memory and
+// the segment's sum. So while a part is in layer l, the next one can be in that layer's recurrence, or in layer l - 1.
+// Each part is what a chunk of its tokens would be, to the bit.
 //
-// Parts take kLanes lanes in turn. A lane has a stream, activations and a thread, because sweeps make the host wait.
+// Parts take lanes in turn. A lane has a stream, activations and a thread, because sweeps make the host wait. Many
+// small ops take the host longer to launch than the device to run, so a lane records what of a whole part depends on
+// neither its position nor its sequence: a layer up to the recurrence, and what follows that where all segments attend.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +26,7 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/mark.h"
+#include "models/mmrec/listed_runs.h"
 #include "models/mmrec/staggered.h"
 
 namespace mmrec::models {
@@ -31,6 +35,7 @@ template <class A>
 class Staggered<kernels::Cuda, A> {
  public:
   using Cuda = kernels::Cuda;
+  static constexpr int kMostLanes = 8;  // of no more than there are processors
 
   Staggered(const Config& config, const ModelView<kernels::Device>& model, Cuda& main, const ChunkPlan& plan,
             const SlotLayout& slot)
@@ -43,10 +48,10 @@ class Staggered<kernels::Cuda, A> {
   }
 
   Path run(const Chunk& chunk, kernels::MatrixView<A, kernels::Device> normed, Done& done) {
-    if (!threads_) threads_.emplace(kLanes);
+    if (!threads_) threads_.emplace(std::min(kMostLanes, kernels::ThreadPool::available_processors()));
     cut(chunk);
     const std::size_t lanes = make_lanes(chunk.options);
-    enqueued_.assign(parts_.size(), 0);
+    enqueued_.assign(parts_.size(), {});
     fault_ = nullptr;
     threads_->run([&](int thread) {
       const auto lane = static_cast<std::size_t>(thread);
@@ -67,11 +72,56 @@ class Staggered<kernels::Cuda, A> {
       done.stats += lanes_[i]->done.stats;
     }
     if (fault_) std::rethrow_exception(fault_);
-    return path_;
+    return Path::kReference;
   }
 
  private:
-  static constexpr int kLanes = 4;
+  /// What a layer leaves to the next part, in this order.
+  enum Stage : std::uint8_t { kRecurrence, kMemory };
+  static constexpr std::size_t kStages = 2;
+
+  /// Ops that are run op by op, then recorded, then replayed.
+  class Recorded {
+   public:
+    template <class Ops>
+    void run(Cuda& backend, const Ops& ops) {
+      if (!graph_ && !std::exchange(has_run_, true)) return ops();
+      if (!graph_) graph_.emplace(backend, ops);
+      graph_->launch(backend);
+    }
+
+   private:
+    bool has_run_ = false;
+    std::optional<kernels::Graph> graph_;
+  };
+
+  struct Lane {
+    explicit Lane(const Staggered& of)
+        : backend(of.main_.device()),
+          stack(of.config_, of.model_, backend, plan_of_part(of.plan_), of.slot_),
+          terms(stack.block().terms),
+          tables(backend),
+          pieces(terms, tables),
+          layers(static_cast<std::size_t>(of.config_.num_layers)) {}
+    static ChunkPlan plan_of_part(ChunkPlan plan) {
+      plan.tokens = plan.rows = plan.part;
+      plan.alone = 0;
+      return plan;
+    }
+    struct Layer {
+      std::array<kernels::Mark, kStages> marks;  // behind the stages of the newest part
+      Recorded inputs, finish;                   // of whole parts
+    };
+    Cuda backend;
+    Stack<Cuda, A> stack;
+    BlockTerms<Cuda, A>& terms;
+    Tables<Cuda> tables;
+    ListedRuns<Cuda, A> pieces;  // of the newest part
+    std::vector<Batch> piece_runs;
+    std::vector<Layer> layers;
+    Done done;
+  };
+  struct Stopped {};  // another lane has failed
 
   /// As many as there are threads, parts and memory for; parts have the same bits in any number of lanes.
   std::size_t make_lanes(const RecurrenceOptions& options) {
@@ -91,22 +141,6 @@ class Staggered<kernels::Cuda, A> {
     return most;
   }
 
-  struct Lane {
-    explicit Lane(const Staggered& of)
-        : backend(of.main_.device()),
-          stack(of.config_, of.model_, backend, plan_of_part(of.plan_), of.slot_),
-          marks(static_cast<std::size_t>(of.config_.num_layers)) {}
-    static ChunkPlan plan_of_part(ChunkPlan plan) {
-      plan.tokens = plan.rows = plan.part;
-      return plan;
-    }
-    Cuda backend;
-    Stack<Cuda, A> stack;
-    std::vector<kernels::Mark> marks;  // behind each layer of its newest part
-    Done done;
-  };
-  struct Stopped {};  // another lane has failed
-
   void cut(const Chunk& chunk) {
     const Batch& b = chunk.batches.front();
     parts_.clear();
@@ -123,32 +157,80 @@ class Staggered<kernels::Cuda, A> {
                 kernels::MatrixView<A, kernels::Device> normed) {
     const Batch& b = parts_[number];
     const std::int64_t first = b.position - parts_.front().position;
+    const bool follows = number > 0 && &before != &lane;
     const Chunk part{.tokens = chunk.tokens + first,
                      .batches = {&b, 1},
                      .rows = b.tokens,
                      .ragged = chunk.ragged,
                      .options = chunk.options};
-    const Path path = lane.stack.choose(part, lane.backend);
-    lane.stack.run(path, part, {}, lane.done, [&](std::int64_t layer, const auto& run_layer) {
-      const auto at = static_cast<std::size_t>(layer);
-      if (number > 0 && &before != &lane) {
-        await(number - 1, layer);
-        before.marks[at].await(lane.backend);
-      }
-      run_layer();
-      lane.marks[at].set(lane.backend);
-      const std::lock_guard lock(mutex_);
-      enqueued_[number] = layer + 1;
-      changed_.notify_all();
-    });
+    Block<Cuda, A>& block = lane.stack.block();
+    lane.stack.work().ragged = chunk.ragged;
+    const bool is_whole = b.tokens == plan_.part && !chunk.ragged;
+    const bool is_listed = is_whole && list_pieces(b, lane);
+    block.begin(part);
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      typename Lane::Layer& of_layer = lane.layers[static_cast<std::size_t>(layer)];
+      const auto stage = [&](Stage which, const auto& ops) {
+        if (follows) {
+          await(number - 1, which, layer);
+          before.layers[static_cast<std::size_t>(layer)].marks[which].await(lane.backend);
+        }
+        ops();
+        of_layer.marks[which].set(lane.backend);
+        const std::lock_guard lock(mutex_);
+        enqueued_[number][which] = layer + 1;
+        changed_.notify_all();
+      };
+      const auto inputs = [&] { block.inputs(layer, part); };
+      is_whole ? of_layer.inputs.run(lane.backend, inputs) : inputs();
+      stage(kRecurrence, [&] {
+        block.recur(layer, b, chunk.options, lane.done);
+        lane.terms.carry_out(layer, b);
+      });
+      stage(kMemory, [&] {
+        if (!is_listed) return block.finish(layer, b);
+        of_layer.finish.run(lane.backend, [&] { finish_listed(layer, b, lane); });
+      });
+    }
     lane.stack.norm_by(lane.backend, {.count = b.tokens}, normed.middle_rows(first, b.tokens));
-    if (number == 0) path_ = path;
   }
-  /// Until a part's layer is enqueued.
-  void await(std::size_t part, std::int64_t layer) {
+  /// Until a part's stage of a layer is enqueued.
+  void await(std::size_t part, Stage stage, std::int64_t layer) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return fault_ || enqueued_[part] > layer; });
+    changed_.wait(lock, [&] { return fault_ || enqueued_[part][stage] > layer; });
     if (fault_) throw Stopped();
+  }
+
+  /// Lists the pieces of a whole part if they lie as those of all such parts do and attend to two slots or more.
+  bool list_pieces(const Batch& b, Lane& lane) {
+    constexpr std::int64_t kLeast = 32;  // tokens: shorter pieces are summed in another order
+    const std::int64_t segment = config_.memory_segment, piece = std::min(segment, plan_.part);
+    if (piece < kLeast || plan_.part % piece != 0 || segment % piece != 0) return false;
+    if (b.position < 2 * segment || lane.terms.attending(b).tokens != b.tokens) return false;
+    lane.piece_runs.clear();
+    for (std::int64_t first = 0; first < b.tokens; first += piece) {
+      lane.piece_runs.push_back(
+          {.slot = b.slot, .position = b.position + first, .first_row = first, .sequences = 1, .tokens = piece});
+    }
+    lane.tables.clear();
+    lane.pieces.lay_out(lane.piece_runs);
+    lane.tables.send();
+    if (lane.tables.take_moved()) {
+      for (auto& layer : lane.layers) layer.finish = {};
+    }
+    return true;
+  }
+  /// Block::finish() by the lists, to the bit.
+  static void finish_listed(std::int64_t layer, const Batch& b, Lane& lane) {
+    const auto& w = lane.terms.layer(layer);
+    lane.terms.prepare_attention(w, b, {0, b.tokens});
+    for (std::size_t i = 0; i < lane.piece_runs.size(); ++i) {
+      const Batch& run = lane.piece_runs[i];
+      const Piece piece{run.first_row, run.tokens};
+      lane.pieces.attend(w, layer, b, piece, static_cast<std::int64_t>(i), 1);
+      lane.terms.feed_forward(w, b, piece);
+      lane.pieces.remember(layer, b.tokens, static_cast<std::int64_t>(i), 1);
+    }
   }
 
   const Config& config_;
@@ -157,13 +239,12 @@ class Staggered<kernels::Cuda, A> {
   const ChunkPlan plan_;
   const SlotLayout slot_;
   std::optional<kernels::ThreadPool> threads_;
-  std::array<std::unique_ptr<Lane>, kLanes> lanes_;
+  std::array<std::unique_ptr<Lane>, kMostLanes> lanes_;
   std::vector<Batch> parts_;  // of the chunk at hand
-  Path path_ = Path::kReference;
-  std::mutex mutex_;  // guards all that follows
+  std::mutex mutex_;          // guards all that follows
   std::condition_variable changed_;
-  std::vector<std::int64_t> enqueued_;  // layers of each part
-  std::exception_ptr fault_;            // the first
+  std::vector<std::array<std::int64_t, kStages>> enqueued_;  // layers of each part
+  std::exception_ptr fault_;                                 // the first
 };
 
 }  // namespace mmrec::models

@@ -12,6 +12,7 @@
 
 #include "kernels/ops.h"
 #include "models/mmrec/block.h"
+#include "models/mmrec/listed_runs.h"
 #include "models/mmrec/paths/segments.h"
 #include "models/mmrec/swept_runs.h"
 #include "models/runtime/tables.h"
@@ -33,7 +34,8 @@ class Packed {
         terms_(block.terms),
         work_(terms_.work),
         runs_(work_),
-        tables_(work_.backend) {}
+        tables_(work_.backend),
+        listed_(terms_, tables_) {}
 
   void begin(const Chunk& chunk) {
     runs_.lay_out(chunk.batches, chunk.rows);
@@ -66,8 +68,8 @@ class Packed {
     simple_rows_ = simple_.empty() ? 0 : simple_.back().first_row + simple_.back().tokens;
     const auto attending = std::find_if(simple_.begin(), simple_.end(),
                                         [&](const Batch& b) { return work_.filled_slots(b.position) > 1; });
-    attending_ = simple_.subspan(static_cast<std::size_t>(attending - simple_.begin()));
-    calm_rows_ = attending_.empty() ? simple_rows_ : attending_.front().first_row;
+    calm_ = attending - simple_.begin();
+    calm_rows_ = attending == simple_.end() ? simple_rows_ : attending->first_row;
 
     tables_.clear();
     const std::size_t count = batches.size();
@@ -75,15 +77,12 @@ class Packed {
     loads_ = tables_.template place<kernels::RowCopy<A>>(count);
     stores_ = tables_.template place<kernels::RowCopy<A>>(count);
     last_rows_ = tables_.template place<kernels::RowCopy<A>>(count);
-    sums_ = tables_.template place<kernels::SummedRun>(count);
-    attending_runs_ = tables_.template place<kernels::AttendingRun>(attending_.size());
+    listed_.lay_out(simple_);
 
     ends_ = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const Batch& b = batches[i];
-      const auto first = static_cast<std::int32_t>(b.first_row), length = static_cast<std::int32_t>(b.tokens);
-      const std::int64_t slots = work_.filled_slots(b.position), after = b.position + b.tokens;
-      tables_.host(context)[i] = slots == 0 ? nullptr : b.slot + work_.slot.segment_context;
+      tables_.host(context)[i] = work_.filled_slots(b.position) == 0 ? nullptr : b.slot + work_.slot.segment_context;
       const auto h = work_.h(b);
       tables_.host(loads_)[i] = {work_.restarts(b.position) ? nullptr : b.slot + work_.slot.h, bytes(h.data),
                                  Work::kRounds ? work_.h_rounded(b).data : nullptr};
@@ -92,20 +91,6 @@ class Packed {
         float* const row = work_.context(1).row(0) + static_cast<std::int64_t>(ends_) * work_.dim();
         tables_.host(last_rows_)[ends_++] = {bytes(work_.x(b).at(0, 0, b.tokens - 1)), bytes(row)};
       }
-      const bool closes = after % work_.config.memory_segment == 0;
-      tables_.host(sums_)[i] = {work_.template in_slot<double>(b.slot, work_.slot.segment_sum),
-                                work_.template in_slot<float>(b.slot, work_.slot.memory), first, length,
-                                closes ? static_cast<std::int32_t>(work_.ring_slot(after)) : -1};
-    }
-    most_rows_ = most_slots_ = most_summed_ = 0;
-    for (const Batch& b : simple_) most_summed_ = std::max(most_summed_, b.tokens);
-    for (std::size_t i = 0; i < attending_.size(); ++i) {
-      const Batch& b = attending_[i];
-      const std::int64_t slots = work_.filled_slots(b.position);
-      tables_.host(attending_runs_)[i] = {work_.memory(b, 0, 0).data, static_cast<std::int32_t>(slots),
-                                          static_cast<std::int32_t>(b.first_row), static_cast<std::int32_t>(b.tokens)};
-      most_rows_ = std::max(most_rows_, b.tokens);
-      most_slots_ = std::max(most_slots_, slots);
     }
     tables_.send();
     context_ = tables_.device(context);
@@ -142,21 +127,13 @@ class Packed {
                                .u = work_.u(rows)});
     }
     const Batch all{.slot = simple_.front().slot, .sequences = 1, .tokens = simple_rows_};
-    if (!attending_.empty()) {
+    if (calm_ != std::ssize(simple_)) {
       const Piece piece{calm_rows_, simple_rows_ - calm_rows_};
       terms_.prepare_attention(w, all, piece);
-      terms_.attend_listed(w, layer, all, piece, tables_.device(attending_runs_), std::ssize(attending_), most_rows_,
-                           most_slots_);
+      listed_.attend(w, layer, all, piece, calm_, std::ssize(simple_) - calm_);
     }
     terms_.feed_forward(w, all, {0, simple_rows_});
-    packed_segment_sum(work_.backend,
-                       kernels::PackedSegmentSum<Space>{.x = work_.x(simple_rows_),
-                                                        .runs = tables_.device(sums_),
-                                                        .count = static_cast<std::int64_t>(simple_.size()),
-                                                        .most_rows = most_summed_,
-                                                        .layer = layer,
-                                                        .memory_slots = work_.config.memory_slots,
-                                                        .segment = work_.config.memory_segment});
+    listed_.remember(layer, simple_rows_, 0, std::ssize(simple_));
     for (const Batch& b : simple_) {
       const std::int64_t after = b.position + b.tokens;
       if (after % work_.config.memory_segment == 0) terms_.set_context(w, layer, b, after);
@@ -177,16 +154,14 @@ class Packed {
   Segments<Backend, A>& segments_;
   BlockTerms<Backend, A>& terms_;
   Work& work_;
-  std::span<const Batch> batches_, simple_, attending_;
+  std::span<const Batch> batches_, simple_;
   std::int64_t simple_rows_ = 0, calm_rows_ = 0;  // calm: of simple runs that do not attend
-  std::int64_t most_summed_ = 0;                  // rows of a simple run
-  std::int64_t most_rows_ = 0, most_slots_ = 0;   // of those that attend
+  std::ptrdiff_t calm_ = 0;                       // such runs
   std::size_t ends_ = 0;                          // runs that end here
   SweptRuns<Backend, A> runs_;                    // simple runs stand first and are not cut
   Tables<Backend> tables_;
+  ListedRuns<Backend, A> listed_;
   Placed<kernels::RowCopy<A>> loads_, stores_, last_rows_;
-  Placed<kernels::SummedRun> sums_;
-  Placed<kernels::AttendingRun> attending_runs_;
   const std::byte* const* context_ = nullptr;
 };
 

@@ -183,8 +183,7 @@ class Rows {
   void attend(const Layer& w, std::int64_t layer) {
     terms_.query(w, attending_, {0, 1});
     if (is_listed()) {
-      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1,
-                                  work_.config.memory_slots);
+      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1);
     }
     terms_.attend(w, layer, batches_.front(), {0, 1});
     work_.normalise(work_.x(attending_), w.norm2, work_.u(attending_));

@@ -1,6 +1,7 @@
 // Long sequences of small models, whose chunks go through the layers in parts side by side (Staggered): the bits of the
-// same sequences two at a time, which go part by part.
+// same sequences two at a time, which go part by part. With segments that divide a part its layers are recorded.
 
+#include "models/mmrec/cuda/staggered.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/chunk_plan.h"
 #include "models/mmrec/cuda/padded.h"
@@ -10,8 +11,12 @@
 namespace mmrec::models {
 namespace {
 
-/// Whether the state is carried, and what products are computed in.
-using StaggeredModel = std::pair<bool, kernels::DType>;
+struct StaggeredModel {
+  std::string_view name;
+  kernels::DType type;  // of products
+  bool carries_state = true;
+  std::int64_t segment = 24;
+};
 
 class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
  protected:
@@ -23,8 +28,9 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
     config_ = small_config(40);  // far from a multiple of 64: no padding, and no kernel takes all segments
-    config_.carry_state = GetParam().first;
-    const auto model = load_small_model(Config::kModelType, config_, GetParam().second);
+    config_.carry_state = GetParam().carries_state;
+    config_.memory_segment = GetParam().segment;
+    const auto model = load_small_model(Config::kModelType, config_, GetParam().type);
     executor_ = model->on_cuda(Precision::kAuto, 0).executor;
   }
   static std::vector<int> tokens_of(int sequence, std::int64_t count) {
@@ -63,10 +69,14 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
 
 TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   ASSERT_EQ(padded(config_).model_dim, config_.model_dim);
-  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0), GetParam().second).part;
+  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0), GetParam().type).part;
   ASSERT_GT(part, 0);
-  // From within a part on, two ends of parts; the rows of each part, and of two sequences', are of one class.
-  const std::int64_t some = 40, all = 11 * part / 4;
+  // From within a part on, two ends of parts, or with recordings so many that each lane has three whole parts; the rows
+  // of each part, and of two sequences', are of one class.
+  using Lanes = Staggered<kernels::Cuda, kernels::Float16>;
+  const std::int64_t lanes = std::min(Lanes::kMostLanes, kernels::ThreadPool::available_processors());
+  const std::int64_t whole = part % GetParam().segment == 0 ? 3 * lanes + 1 : 2;
+  const std::int64_t some = 40, all = whole * part + 3 * part / 4;
   const std::vector<Result> both = score({0, 1}, some, all);
   for (const int sequence : {0, 1}) {
     const Result alone = score({sequence}, some, all).front();
@@ -76,13 +86,12 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   }
 }
 
-constexpr StaggeredModel kModels[] = {
-    {true, kernels::DType::kF16}, {false, kernels::DType::kF16}, {true, kernels::DType::kF32}};
+constexpr StaggeredModel kModels[] = {{"Carried", kernels::DType::kF16},
+                                      {"Restarting", kernels::DType::kF16, false},
+                                      {"Recorded", kernels::DType::kF16, true, 32},
+                                      {"RecordedInFp32", kernels::DType::kF32, true, 32}};
 INSTANTIATE_TEST_SUITE_P(Models, CudaStaggered, testing::ValuesIn(kModels),
-                         [](const testing::TestParamInfo<StaggeredModel>& info) {
-                           return std::string(info.param.first ? "Carried" : "Restarting") +
-                                  (info.param.second == kernels::DType::kF32 ? "InFp32" : "");
-                         });
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace mmrec::models
