@@ -48,7 +48,7 @@ class ListedRuns {
               std::int64_t count) {
     terms_.attend_listed(w, layer, all, piece, tables_.device(attending_) + first, count, most_rows_);
   }
-  /// Adds their x to their segments' sums, and makes slots of the segments that end. set_context() is the caller's.
+  /// Adds their x to their segments' sums, and makes slots of the segments that end. Their contexts are the caller's.
   void remember(std::int64_t layer, std::int64_t rows, std::int64_t first, std::int64_t count) {
     const Config& config = terms_.work.config;
     packed_segment_sum(terms_.work.backend, kernels::PackedSegmentSum<Space>{.x = terms_.work.x(rows),

@@ -14,6 +14,7 @@
 #include "models/mmrec/block.h"
 #include "models/mmrec/listed_runs.h"
 #include "models/mmrec/paths/segments.h"
+#include "models/mmrec/segment_contexts.h"
 #include "models/mmrec/swept_runs.h"
 #include "models/runtime/tables.h"
 
@@ -35,7 +36,8 @@ class Packed {
         work_(terms_.work),
         runs_(work_),
         tables_(work_.backend),
-        listed_(terms_, tables_) {}
+        listed_(terms_, tables_),
+        firsts_(terms_) {}
 
   void begin(const Chunk& chunk) {
     runs_.lay_out(chunk.batches, chunk.rows);
@@ -48,6 +50,7 @@ class Packed {
     recur(layer, chunk, done);
     finish_simple(layer);
     for (const Batch& b : batches_.subspan(simple_.size())) segments_.finish(layer, b, chunk.options);
+    if (layer + 1 == work_.config.num_layers) firsts_.set();
   }
 
   /// x of the last rows of the runs that end in this chunk, in order of the runs, by a backend that comes after this
@@ -78,6 +81,8 @@ class Packed {
     stores_ = tables_.template place<kernels::RowCopy<A>>(count);
     last_rows_ = tables_.template place<kernels::RowCopy<A>>(count);
     listed_.lay_out(simple_);
+    firsts_.clear();
+    for (const Batch& b : simple_) firsts_.add(b.slot, b.position + b.tokens);
 
     ends_ = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -134,10 +139,6 @@ class Packed {
     }
     terms_.feed_forward(w, all, {0, simple_rows_});
     listed_.remember(layer, simple_rows_, 0, std::ssize(simple_));
-    for (const Batch& b : simple_) {
-      const std::int64_t after = b.position + b.tokens;
-      if (after % work_.config.memory_segment == 0) terms_.set_context(w, layer, b, after);
-    }
   }
 
   static std::byte* bytes(float* row) { return reinterpret_cast<std::byte*>(row); }
@@ -161,6 +162,7 @@ class Packed {
   SweptRuns<Backend, A> runs_;                    // simple runs stand first and are not cut
   Tables<Backend> tables_;
   ListedRuns<Backend, A> listed_;
+  SegmentContexts<Backend, A> firsts_;  // of simple runs
   Placed<kernels::RowCopy<A>> loads_, stores_, last_rows_;
   const std::byte* const* context_ = nullptr;
 };

@@ -15,6 +15,7 @@
 
 #include "kernels/ops.h"
 #include "models/mmrec/block.h"
+#include "models/mmrec/segment_contexts.h"
 #include "models/runtime/schedule.h"
 #include "models/runtime/tables.h"
 
@@ -31,7 +32,8 @@ class Rows {
   template <class T>
   using View = kernels::RowsView<T, Space>;
 
-  explicit Rows(BlockTerms<Backend, A>& terms) : terms_(terms), work_(terms.work), rare_(work_.backend) {}
+  explicit Rows(BlockTerms<Backend, A>& terms)
+      : terms_(terms), work_(terms.work), rare_(work_.backend), firsts_(terms) {}
 
   /// Before a step of several batches: makes the lists of its rows, which the caller must send, and zeros the states
   /// that begin anew.
@@ -114,15 +116,9 @@ class Rows {
   void end() {
     firsts_.clear();
     for (const Batch& b : batches_) {
-      if ((b.position + 1) % work_.config.memory_segment != 0 || work_.filled_slots(b.position + 1) != 1) continue;
-      for (std::int64_t s = 0; s < b.sequences; ++s) firsts_.push_back(slot_of(b, s));
+      for (std::int64_t s = 0; s < b.sequences; ++s) firsts_.add(slot_of(b, s), b.position + 1);
     }
-    const auto at_once = static_cast<std::size_t>(work_.rows() / work_.config.num_layers);
-    for (std::span<const Slot> left = firsts_; !left.empty();) {
-      const std::span<const Slot> some = left.first(std::min(left.size(), at_once));
-      set_contexts(some);
-      left = left.subspan(some.size());
-    }
+    firsts_.set();
   }
 
  private:
@@ -255,30 +251,6 @@ class Rows {
                     .rows = rare_.device(rows), .count = count, .cols = work_.config.num_layers * work_.dim()});
   }
 
-  void set_contexts(std::span<const Slot> slots) {
-    const std::int64_t layers = work_.config.num_layers;
-    const auto count = static_cast<std::int64_t>(slots.size()) * layers;
-    const Batch scratch{.slot = slots.front(), .sequences = count, .tokens = 1};
-    const Matrix<A> rounded = Work::row_of(work_.attended(scratch), 0);
-    rare_.clear();
-    const auto rows = rare_.template place<kernels::RowCopy<A>>(static_cast<std::size_t>(count));
-    std::vector<typename Work::template Job<float>> jobs;
-    for (const Slot slot : slots) {
-      const Batch one{.slot = slot, .sequences = 1, .tokens = 1};
-      for (std::int64_t layer = 0; layer < layers; ++layer) {
-        const auto row = static_cast<std::int64_t>(jobs.size());
-        auto* const mean = reinterpret_cast<std::byte*>(work_.memory(one, layer, 0).data);
-        rare_.host(rows)[row] = {mean, mean, rounded.row(row)};
-        jobs.push_back(
-            terms_.context_job(terms_.layer(layer), rounded.middle_rows(row, 1), work_.segment_context(one, layer)));
-      }
-    }
-    rare_.send();
-    copy_listed(work_.backend,
-                kernels::CopyListed<Space, A>{.rows = rare_.device(rows), .count = count, .cols = work_.dim()});
-    kernels::linear(work_.backend, std::span<const typename Work::template Job<float>>(jobs));
-  }
-
   BlockTerms<Backend, A>& terms_;
   Work& work_;
   Matrix<A> normed_;
@@ -287,7 +259,7 @@ class Rows {
   std::span<const Batch> batches_;
   Batch all_, attending_;  // for activations alone
   std::vector<std::int32_t> row_of_;
-  std::vector<Slot> firsts_;  // scratch
+  SegmentContexts<Backend, A> firsts_;
   Placed<std::int32_t> token_of_;
   Placed<float*> states_, closed_;
   Placed<double*> sums_;
