@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <type_traits>
 #include <vector>
 
+#include "kernels/cpu/bytes.h"
 #include "kernels/cuda/runtime/cuda.h"
 #include "models/mmrec/cuda/ops.h"
 #include "models/mmrec/mmrec.h"
@@ -104,6 +106,16 @@ class Composer {
     cuda_.synchronize();
     keep(multiply(matrix(outer), {inner_.data(), kernels::kDTypeOf<A>, dim_, dim_}),
          const_cast<A*>(to.template as<A>()));
+    if constexpr (std::is_same_v<A, kernels::Float16>) check_fits(to);
+  }
+  void check_fits(const Weight& weight) {
+    std::vector<std::byte> numbers(
+        static_cast<std::size_t>(kernels::bytes_of(weight.format, weight.rows, weight.cols)));
+    cuda_.download(static_cast<const std::byte*>(weight.data), numbers.data(), numbers.size());
+    if (kernels::all_finite(numbers, kernels::DType::kF16)) return;
+    throw std::runtime_error(
+        "precision fp16: a product of two of the model's matrices has a number that does not fit, expected at most "
+        "65504; use bf16 or fp32");
   }
 
   Cuda cuda_;
