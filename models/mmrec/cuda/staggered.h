@@ -85,7 +85,11 @@ class Staggered<kernels::Cuda, A> {
    public:
     template <class Ops>
     void run(Cuda& backend, const Ops& ops) {
-      if (!graph_ && !std::exchange(has_run_, true)) return ops();
+      if (!has_run_) {
+        ops();
+        has_run_ = true;  // once it has gone well: what it allocates, a recording must not
+        return;
+      }
       if (!graph_) graph_.emplace(backend, ops);
       graph_->launch(backend);
     }

@@ -18,7 +18,7 @@ static Config padded(Config config) {
 
 static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda, kernels::DType type) {
   ChunkPlan plan = chunk_plan(config.stack(), cuda, type);
-  plan.part = 0;  // two stacks side by side are enough
+  plan.part = plan.alone = 0;  // two stacks side by side are enough
   return plan;
 }
 
