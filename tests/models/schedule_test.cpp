@@ -1,8 +1,9 @@
-// How calls are cut into chunks where no run's bits may depend on others.
+// How calls are cut into chunks: where no run's bits may depend on others, and where one run goes in parts.
 #include "models/runtime/schedule.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -67,6 +68,22 @@ TEST(Schedule, AlignedRunsAreCutAsEachAlone) {
       }
     }
   }
+}
+
+TEST(Schedule, OfAPlanWithPartsOneRunHasLargeChunksAndSeveralHaveParts) {
+  const ChunkPlan plan = {
+      .tokens = 1024, .rows = 2048, .window = 512, .spans_segments = true, .part = 256, .alone = 4096};
+  const auto rows_of = [&](std::span<const models::Run> runs) {
+    std::vector<std::int64_t> rows;
+    Schedule schedule(plan, 100, runs);
+    for (auto chunk = schedule.next(); !chunk.empty(); chunk = schedule.next()) rows.push_back(chunk.front().rows);
+    return rows;
+  };
+  const models::Run runs[] = {{nullptr, 40, 0, 5000}, {nullptr, 40, 5000, 600}};
+  EXPECT_EQ(rows_of(std::span(runs).first(1)), (std::vector<std::int64_t>{4096 - 40, 5000 - 4096 + 40}));
+  const std::vector<std::int64_t> of_several = rows_of(runs);
+  EXPECT_EQ(of_several.front(), 256 - 40);
+  EXPECT_EQ(*std::max_element(of_several.begin(), of_several.end()), 256);
 }
 
 }  // namespace
