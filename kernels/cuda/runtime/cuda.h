@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -282,6 +283,26 @@ class Graph {
     void operator()(CUgraphExec_st* executable) const;
   };
   std::unique_ptr<CUgraphExec_st, Destroy> executable_;
+};
+
+/// Ops that are run op by op first, then recorded, then replayed.
+class Recorded {
+ public:
+  /// `ops` as in Graph: the same ops every time. Throws what they throw, and what Graph does.
+  void run(Cuda& cuda, const std::function<void()>& ops) {
+    if (!has_run_) {
+      ops();
+      has_run_ = true;  // once it has gone well: what it allocates, a recording must not
+      return;
+    }
+    if (!graph_) graph_.emplace(cuda, ops);
+    graph_->launch(cuda);
+  }
+  bool has_graph() const { return graph_.has_value(); }
+
+ private:
+  bool has_run_ = false;
+  std::optional<Graph> graph_;
 };
 
 /// Large copies from ordinary host memory to the device through two page-locked blocks in turn: the caller fills

@@ -1,4 +1,4 @@
-// What a kernel is allowed to have.
+// Kernels ask the CUDA runtime once for shared memory and for clusters.
 #include "kernels/cuda/runtime/launch.cuh"
 
 #include <map>

@@ -80,25 +80,6 @@ class Staggered<kernels::Cuda, A> {
   enum Stage : std::uint8_t { kRecurrence, kMemory };
   static constexpr std::size_t kStages = 2;
 
-  /// Ops that are run op by op, then recorded, then replayed.
-  class Recorded {
-   public:
-    template <class Ops>
-    void run(Cuda& backend, const Ops& ops) {
-      if (!has_run_) {
-        ops();
-        has_run_ = true;  // once it has gone well: what it allocates, a recording must not
-        return;
-      }
-      if (!graph_) graph_.emplace(backend, ops);
-      graph_->launch(backend);
-    }
-
-   private:
-    bool has_run_ = false;
-    std::optional<kernels::Graph> graph_;
-  };
-
   struct Lane {
     explicit Lane(const Staggered& of)
         : backend(of.main_.device()),
@@ -114,7 +95,7 @@ class Staggered<kernels::Cuda, A> {
     }
     struct Layer {
       std::array<kernels::Mark, kStages> marks;  // behind the stages of the newest part
-      Recorded inputs, finish;                   // of whole parts
+      kernels::Recorded inputs, finish;          // of whole parts
     };
     Cuda backend;
     Stack<Cuda, A> stack;

@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -86,8 +85,7 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     worker_->backend.make_current();
     if (stream_ != nullptr) std::exchange(stream_, nullptr)->keep_token(*worker_);
     if (worker_->forward.reserve(sequences, resolve_on_cuda<A>(options).sweeps)) {  // the old activations are gone
-      graphs_.clear();
-      seen_.clear();
+      forget_steps();
       drawn_for_.clear();
     }
     return {std::move(lock), &*worker_};
@@ -308,22 +306,23 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
     }
   }
 
-  // The first step of a key runs op by op, the second is recorded, all later ones are replayed.
+  void forget_steps() {
+    steps_.clear();
+    graphs_ = 0;
+  }
   void enqueue(Worker& worker, std::span<const Run> runs) {
     Forward& forward = worker.forward;
     const std::optional<StepKey> key = forward.begin_step(runs);
     constexpr std::size_t kMostGraphs = 256;
-    const bool is_full = graphs_.size() >= kMostGraphs || seen_.size() >= 4 * kMostGraphs;
-    if (forward.take_moved() || is_full) graphs_.clear(), seen_.clear();
-    if (!key || !seen_.contains(*key)) {
-      forward.step();
-      if (key) seen_.insert(*key);  // once it has gone well: what it allocates, a recording must not
+    const bool is_full = graphs_ >= kMostGraphs || steps_.size() >= 4 * kMostGraphs;
+    if (forward.take_moved() || is_full) forget_steps();
+    if (key) {
+      kernels::Recorded& step = steps_[*key];
+      const bool had_graph = step.has_graph();
+      step.run(worker.backend, [&] { forward.step(); });
+      if (step.has_graph() && !had_graph) ++graphs_;
     } else {
-      auto graph = graphs_.find(*key);
-      if (graph == graphs_.end()) {
-        graph = graphs_.emplace(*key, kernels::Graph(worker.backend, [&] { forward.step(); })).first;
-      }
-      graph->second.launch(worker.backend);
+      forward.step();
     }
     forward.end_step();
   }
@@ -340,8 +339,8 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   Stream* stream_ = nullptr;                     // whose token waits in forward.tokens()
   std::vector<Slot> drawn_for_;                  // those whose tokens drawn_ and forward.tokens() hold
   std::vector<Slot> slots_;                      // scratch
-  std::set<StepKey> seen_;
-  std::map<StepKey, kernels::Graph> graphs_;
+  std::map<StepKey, kernels::Recorded> steps_;
+  std::size_t graphs_ = 0;  // of these
 };
 
 template <class Config>
