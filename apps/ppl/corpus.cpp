@@ -77,7 +77,9 @@ std::optional<Document> Corpus::next() {
   }
   Document& document = next.document;
   if (document.goes_on) {
-    long_ = std::make_unique<Long>(std::move(next.text), *options_.tokenizer, threads_);
+    // Half of them, because a GPU's work needs as many to keep up (models/mmrec/cuda/staggered.h).
+    const int threads = std::max(threads_ / 2, std::min(threads_, 4));
+    long_ = std::make_unique<Long>(std::move(next.text), *options_.tokenizer, threads);
     more(document, document.ids);
   } else {
     tokens_ += scored_tokens(document);

@@ -38,16 +38,11 @@ class Block {
 
   void begin(const Chunk& chunk) { terms.embed(chunk); }
 
-  void layer(std::int64_t number, const Chunk& chunk, Done& done) {
-    layer(number, chunk, done, [&](const Batch& b) { finish(number, b); });
-  }
-  /// With another finish().
-  template <class Finish>
-  void layer(std::int64_t layer, const Chunk& chunk, Done& done, const Finish& finish) {
+  void layer(std::int64_t layer, const Chunk& chunk, Done& done) {
     inputs(layer, chunk);
     for (const Batch& b : chunk.batches) {
       recur(layer, b, chunk.options, done);
-      finish(b);
+      finish(layer, b);
       // Last, because the device waits for the host when sweeps end: the work above keeps it busy.
       terms.carry_out(layer, b);
     }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
 #include "kernels/ops.h"
 #include "models/mmrec/fused_ops.h"
@@ -21,13 +20,11 @@ class PathOps {
   static Backend& on();
   template <template <class, class> class Op>
   static const Op<typename Backend::Space, A>& op();
-  static constexpr bool kRounds = !std::is_same_v<A, float>;
 
  public:
   static constexpr bool kTogether = requires { gated_recurrences(on(), op<kernels::GatedRecurrences>()); };
   static constexpr bool kPacked = requires { packed_sweeps(on(), op<kernels::PackedSweeps>()); };
   static constexpr bool kRows = requires { advance_norm(on(), op<kernels::AdvanceNorm>()); };
-  static constexpr bool kSegments = kRounds && requires { finish_segments(on(), op<kernels::FinishSegments>()); };
   static constexpr bool kWholeStep = requires { decode_step(on(), op<kernels::DecodeStep>()); };
 };
 
@@ -36,16 +33,12 @@ inline constexpr std::int64_t kMinSweepTokens = 16;
 inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
   return options.sweeps && b.tokens >= kMinSweepTokens;
 }
-/// Whether a batch may go by paths/segments.h; the kernel's own limits come on top.
-inline bool takes_segments(const Batch& b, const RecurrenceOptions& options) {
-  return options.may_take(Path::kSegments) && b.tokens >= kMinSweepTokens;
-}
 
-/// `whole_step_fits` and `segments_fit` say whether the kernels take the model's shape with a batch; they are asked
-/// last, because they make or look at more than the others.
-template <class Backend, class A, class WholeStepFits, class SegmentsFit>
+/// `whole_step_fits` says whether the kernel takes the model's shape with a batch; it is asked last, because it makes
+/// or looks at more than the others.
+template <class Backend, class A, class WholeStepFits>
 Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan, const Chunk& chunk,
-                 const WholeStepFits& whole_step_fits, const SegmentsFit& segments_fit) {
+                 const WholeStepFits& whole_step_fits) {
   using Has = PathOps<Backend, A>;
   const RecurrenceOptions& options = chunk.options;
   const std::span<const Batch> batches = chunk.batches;
@@ -84,13 +77,6 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
   // rate of one long document (bundled model, two cores).
   if (Has::kTogether && options.may_take(Path::kTogether) && !options.sweeps && !plan.spans_segments && has_several) {
     return Path::kTogether;
-  }
-  // Pieces of a run go one after another, and each would wait for its launches. By one kernel the bundled model's
-  // prefill makes 2,120,000 tokens/s.
-  if constexpr (Has::kSegments) {
-    if (is_invariant) return Path::kReference;
-    const auto fits = [&](const Batch& b) { return takes_segments(b, options) && segments_fit(b); };
-    if (std::any_of(batches.begin(), batches.end(), fits)) return Path::kSegments;
   }
   return Path::kReference;
 }

@@ -12,7 +12,6 @@
 #include "models/mmrec/choose_path.h"
 #include "models/mmrec/paths/packed.h"
 #include "models/mmrec/paths/rows.h"
-#include "models/mmrec/paths/segments.h"
 #include "models/mmrec/paths/together.h"
 #include "models/mmrec/paths/whole_step.h"
 #include "models/mmrec/terms.h"
@@ -39,8 +38,7 @@ class Stack {
         terms_(model_, work_),
         block_(terms_),
         together_(block_),
-        segments_(block_),
-        packed_(block_, segments_),
+        packed_(block_),
         rows_(terms_) {}
   Stack(const Stack&) = delete;
   Stack& operator=(const Stack&) = delete;
@@ -53,8 +51,7 @@ class Stack {
   /// `by` and `stacks` are those of whole_step().
   Path choose(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
     const auto whole_step_fits = [&](const Batch& b) { return whole_step_of(b.sequences, by, stacks).available(); };
-    const auto segments_fit = [&](const auto& b) { return segments_.fits(b); };  // asked if the backend has the op
-    return choose_path<Backend, A>(backend_, config_.model_dim, work_.plan, chunk, whole_step_fits, segments_fit);
+    return choose_path<Backend, A>(backend_, config_.model_dim, work_.plan, chunk, whole_step_fits);
   }
 
   /// A chunk by any path but kWholeStep. By kRows `normed`, [rows, D], receives what norm_by() would make of it.
@@ -64,7 +61,6 @@ class Stack {
     if (path == Path::kTogether) return go<Has::kTogether>(together_, chunk, done);
     if (path == Path::kPacked) return go<Has::kPacked>(packed_, chunk, done);
     if (path == Path::kRows) return go<Has::kRows>(rows_, chunk, done, normed);
-    if (path == Path::kSegments) return go<Has::kSegments>(segments_, chunk, done);
     go<true>(block_, chunk, done);
   }
   /// For callers that run its parts of a chunk by Path::kReference themselves.
@@ -142,7 +138,6 @@ class Stack {
   BlockTerms<Backend, A> terms_;
   Block<Backend, A> block_;
   Together<Backend, A> together_;
-  Segments<Backend, A> segments_;
   Packed<Backend, A> packed_;
   Rows<Backend, A> rows_;
   std::map<std::int64_t, WholeStep<Backend, A>> whole_steps_;  // by their number of sequences

@@ -37,7 +37,7 @@ struct Run {
 };
 
 /// The ways that a chunk may go through a net; all compute the same equations (models/mmrec/choose_path.h).
-enum class Path : std::uint8_t { kAny, kReference, kTogether, kPacked, kRows, kSegments, kWholeStep };
+enum class Path : std::uint8_t { kAny, kReference, kTogether, kPacked, kRows, kWholeStep };
 
 /// How a call computes, besides what it computes.
 struct ExecutionOptions {

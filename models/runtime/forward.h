@@ -63,7 +63,7 @@ class Forward {
       done.rows.assign(work.runs.size(), 1);
       return done;
     }
-    Schedule schedule = schedule_of(work);
+    Schedule schedule = schedule_of(work, options.sweeps);
     while (true) {
       if (schedule.is_between_rounds() && work.progress && !work.progress(schedule.rows_done())) {
         schedule.stop_after_round();
@@ -217,11 +217,13 @@ class Forward {
   }
 
   // Nets that cut a call otherwise when it is scored say so.
-  Schedule schedule_of(const Work& work) const {
+  Schedule schedule_of(const Work& work, bool sweeps) const {
     if constexpr (requires(const Net& net) { net.schedule(work); }) {
       return net_.schedule(work);
     } else {
-      return Schedule(net_.plan(), net_.segment(), work.runs);
+      ChunkPlan plan = net_.plan();
+      if (!sweeps) plan.alone = plan.tokens;  // exact steps take long, and the caller waits for the end of a chunk
+      return Schedule(plan, net_.segment(), work.runs);
     }
   }
   using Job = kernels::Linear<Space, A, float>;

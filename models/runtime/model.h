@@ -11,7 +11,7 @@
 //   products(config), synthetic(sizes)
 //                               for benchmarks and tests
 //
-// chunk_plan(config, cuda, type) beside Config says how a GPU's work is cut into chunks, padded(config) the sizes that
+// chunk_plan(config, cuda) beside Config says how a GPU's work is cut into chunks, padded(config) the sizes that
 // the weights get there (models/runtime/cuda/padding.h), of num_heads heads. TableDefaults has the rest.
 #pragma once
 

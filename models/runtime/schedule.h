@@ -25,13 +25,14 @@ struct ChunkPlan {
   bool spans_segments = false;   // a chunk may run past the end of a memory segment
   bool packs = false;            // runs of a chunk go together, with a row between two; short ones keep to segments
   bool begins_with_run = false;  // positions of the grid count from a run's first token
-  std::int64_t part = 0;         // if not 0: parts end on multiples of it. A chunk of one run has several parts; where
-                                 // several runs are not packed, a chunk is one part
-  std::int64_t alone = 0;        // tokens of a chunk of a call's only run, with `part`
-  std::int64_t align = 0;        // if not 0, no run's bits may depend on others: runs are packed even alone, go segment
-                                 // by segment and begin on rows that are multiples of it, and windows cut none of them
-                                 // that fits one
+  std::int64_t part = 0;   // if not 0: a long run goes in parts, which end on multiples of it, in chunks of its own
+  std::int64_t alone = 0;  // tokens of such a chunk
+  std::int64_t align = 0;  // if not 0, no run's bits may depend on others: runs are packed even alone, go segment
+                           // by segment and begin on rows that are multiples of it, and windows cut none of them
+                           // that fits one
 
+  /// Where the part ends that a position lies in.
+  std::int64_t part_end(std::int64_t position) const { return (position / part + 1) * part; }
   /// Rows of the largest chunk of so many sequences.
   std::int64_t most_rows(std::int64_t sequences) const { return std::max(tokens, std::min(rows, sequences * tokens)); }
 };
@@ -75,13 +76,15 @@ class Schedule {
         most_rows_(plan.most_rows(static_cast<std::int64_t>(runs.size()))),
         done_(runs.size()),
         turn_(runs.size()),
-        packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))) {
-    if (plan.part != 0 && !packs_) plan_.tokens = runs.size() > 1 ? plan.part : std::max(plan.tokens, plan.alone);
+        alone_(runs.size()),
+        packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))),
+        may_be_alone_(plan.part != 0 && (packs_ || runs.size() == 1 || are_longer(runs, kFewParts * plan.part))) {
+    if (plan.part != 0 && !packs_ && !may_be_alone_) plan_.tokens = plan.part;  // the bits of each alone
     begin_round();
   }
 
-  /// Whether the runs of a chunk are packed, with a row between two.
-  bool packs() const { return packs_; }
+  /// Whether the runs of the last chunk are packed, with a row between two.
+  bool packs() const { return packs_ && !is_alone_; }
 
   /// Whether the rows of the last chunk form no whole tiles, however many there are.
   bool is_ragged() const { return ragged_; }
@@ -94,10 +97,16 @@ class Schedule {
     // Ragged parts have chunks of their own, so that no row lies in a whole tile because of its neighbours.
     ragged_ = turn_[next_] % plan_.tile != 0;
     if (plan_.align != 0) return take_aligned();
+    is_alone_ = alone_[next_];
+    if (is_alone_) {
+      take_turn(next_, 0);
+      skip_done();
+      return chunk_;
+    }
     std::int64_t rows = 0;
     for (std::size_t i = next_; i < runs_.size(); ++i) {
       std::int64_t& turn = turn_[i];
-      if (turn == 0 || (turn % plan_.tile != 0) != ragged_) continue;
+      if (turn == 0 || alone_[i] || (turn % plan_.tile != 0) != ragged_) continue;
       const std::int64_t gap = packs_ && rows != 0 ? 1 : 0;
       if (rows != 0 && rows + gap + turn > most_rows_) break;
       rows += gap;
@@ -165,13 +174,20 @@ class Schedule {
       const std::int64_t left = run.rows - done_[i];
       if (left == 0) continue;
       const bool simple = packs_ && (fills || left < kFewSegments * segment_);
-      const std::int64_t begin = plan_.begins_with_run ? 0 : run.position;
-      turn_[i] = (simple ? next_simple_chunk : next_chunk)(plan_, begin + done_[i], left, segment_);
+      const std::int64_t position = (plan_.begins_with_run ? 0 : run.position) + done_[i];
+      alone_[i] = may_be_alone_ && !simple && position + left > plan_.part_end(position);
+      turn_[i] = alone_[i] ? std::min(left, plan_.alone - position % plan_.alone)
+                           : (simple ? next_simple_chunk : next_chunk)(plan_, position, left, segment_);
       next_ = i;
     }
   }
   // Packed runs go segment by segment where together they fill chunks, and those that have not many segments left.
   static constexpr std::int64_t kFewSegments = 4;
+  // Sequences in lock-step that have no more parts go together: they fill the device as well.
+  static constexpr std::int64_t kFewParts = 4;
+  static bool are_longer(std::span<const Run> runs, std::int64_t rows) {
+    return std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.rows > rows; });
+  }
   std::int64_t simple_rows() const {
     std::int64_t rows = 0;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
@@ -209,9 +225,12 @@ class Schedule {
   std::span<const Run> runs_;
   std::int64_t most_rows_;
   std::vector<std::int64_t> done_, turn_;  // of each run: rows done, and in this round's chunk, 0 once it has been
+  std::vector<bool> alone_;                // of each run: its turn is a chunk of its own
   std::vector<ChunkRun> chunk_;
   std::size_t next_ = 0;  // the first run that waits for its turn
   bool packs_ = false;
+  bool may_be_alone_ = false;
+  bool is_alone_ = false;  // the last chunk is
   bool ragged_ = false;
   bool stops_ = false;
 };

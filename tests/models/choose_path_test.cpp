@@ -21,8 +21,6 @@ void packed_sweeps(HasAll&, const kernels::PackedSweeps<kernels::Device, A>&) {}
 template <class A>
 void advance_norm(HasAll&, const kernels::AdvanceNorm<kernels::Device, A>&) {}
 template <class A>
-void finish_segments(HasAll&, const kernels::FinishSegments<kernels::Device, A>&) {}
-template <class A>
 void decode_step(HasAll&, const kernels::DecodeStep<kernels::Device, A>&) {}
 bool token_rows_pay(const HasAll&, std::int64_t rows, std::int64_t /*dim*/) { return rows > 8; }
 
@@ -48,18 +46,16 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
       {"few tokens side by side", {batch(0, 8, 1)}, exact, Path::kReference},
       {"tokens with a gap between", {batch(0, 1, 1), batch(2, 1, 1)}, gaps, Path::kTogether, Path::kTogether},
       {"packed runs", {batch(0, 1, 40), batch(41, 1, 7)}, packed, Path::kPacked, Path::kPacked},
-      {"one packed run", {batch(0, 1, 40)}, packed, Path::kSegments},
+      {"one packed run", {batch(0, 1, 40)}, packed, Path::kReference},
       {"runs by exact steps", {batch(0, 1, 40), batch(40, 1, 7)}, exact, Path::kTogether, Path::kTogether},
-      {"runs by sweeps, not packed", {batch(0, 1, 40), batch(40, 1, 7)}, sweeps, Path::kSegments},
-      {"a run of 16 tokens", {batch(0, 2, 16)}, sweeps, Path::kSegments},
-      {"a run of 15 tokens", {batch(0, 2, 15)}, sweeps, Path::kReference}};
+      {"runs by sweeps, not packed", {batch(0, 1, 40), batch(40, 1, 7)}, sweeps, Path::kReference}};
   for (const Chosen& c : cases) {
     for (const bool fits : {true, false}) {
       const auto choose = [&](Path forced) {
         Chunk chunk = c.chunk;
         chunk.batches = c.batches, chunk.options.path = forced;
         const auto fit = [&](const Batch& /*b*/) { return fits; };
-        return choose_path<HasAll, kernels::Float16>({}, 64, {}, chunk, fit, fit);
+        return choose_path<HasAll, kernels::Float16>({}, 64, {}, chunk, fit);
       };
       const Path want = fits ? c.path : c.without;
       EXPECT_EQ(choose(Path::kAny), want) << c.what << ", fits: " << fits;
@@ -83,7 +79,7 @@ TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
     Chunk chunk = c.chunk;
     chunk.batches = c.batches;
     const auto fit = [](const Batch& /*b*/) { return true; };
-    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, 64, {.spans_segments = true, .align = 128}, chunk, fit, fit)),
+    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, 64, {.spans_segments = true, .align = 128}, chunk, fit)),
               c.path)
         << c.what;
   }
@@ -92,13 +88,12 @@ TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
 TEST(ChoosePath, KeepsToWhatTheBackendHas) {
   using OnCpu = PathOps<kernels::Cpu, float>;
   EXPECT_TRUE(OnCpu::kTogether);
-  EXPECT_FALSE(OnCpu::kPacked || OnCpu::kRows || OnCpu::kSegments || OnCpu::kWholeStep);
+  EXPECT_FALSE(OnCpu::kPacked || OnCpu::kRows || OnCpu::kWholeStep);
 }
 
-TEST(ChoosePath, TakesAllButSegmentsInFp32) {
+TEST(ChoosePath, HasAllPathsInFp32) {
   using InFp32 = PathOps<HasAll, float>;
   EXPECT_TRUE(InFp32::kTogether && InFp32::kPacked && InFp32::kRows && InFp32::kWholeStep);
-  EXPECT_FALSE(InFp32::kSegments);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -70,20 +70,42 @@ TEST(Schedule, AlignedRunsAreCutAsEachAlone) {
   }
 }
 
-TEST(Schedule, OfAPlanWithPartsOneRunHasLargeChunksAndSeveralHaveParts) {
+// Chunks of a call: whether packed, and the number, position and rows of each of their runs.
+struct ChunkOf {
+  bool packed;
+  std::vector<std::array<std::int64_t, 3>> runs;
+  friend bool operator==(const ChunkOf&, const ChunkOf&) = default;
+};
+std::vector<ChunkOf> chunks_of(const ChunkPlan& plan, std::span<const models::Run> runs) {
+  std::vector<ChunkOf> chunks;
+  Schedule schedule(plan, 100, runs);
+  for (auto chunk = schedule.next(); !chunk.empty(); chunk = schedule.next()) {
+    chunks.push_back({schedule.packs(), {}});
+    for (const ChunkRun& run : chunk) chunks.back().runs.push_back({run.number, run.position, run.rows});
+  }
+  return chunks;
+}
+
+TEST(Schedule, RunsOfSeveralPartsHaveLargeChunksOfTheirOwn) {
   const ChunkPlan plan = {
-      .tokens = 1024, .rows = 2048, .window = 512, .spans_segments = true, .part = 256, .alone = 4096};
-  const auto rows_of = [&](std::span<const models::Run> runs) {
-    std::vector<std::int64_t> rows;
-    Schedule schedule(plan, 100, runs);
-    for (auto chunk = schedule.next(); !chunk.empty(); chunk = schedule.next()) rows.push_back(chunk.front().rows);
-    return rows;
-  };
-  const models::Run runs[] = {{nullptr, 40, 0, 5000}, {nullptr, 40, 5000, 600}};
-  EXPECT_EQ(rows_of(std::span(runs).first(1)), (std::vector<std::int64_t>{4096 - 40, 5000 - 4096 + 40}));
-  const std::vector<std::int64_t> of_several = rows_of(runs);
-  EXPECT_EQ(of_several.front(), 256 - 40);
-  EXPECT_EQ(*std::max_element(of_several.begin(), of_several.end()), 256);
+      .tokens = 1024, .rows = 2048, .window = 512, .spans_segments = true, .packs = true, .part = 256, .alone = 4096};
+  EXPECT_EQ(plan.part_end(0), 256);
+  EXPECT_EQ(plan.part_end(511), 512);
+  EXPECT_EQ(plan.part_end(512), 768);
+
+  const models::Run one[] = {{nullptr, 40, 0, 5000}};
+  EXPECT_EQ(chunks_of(plan, one), (std::vector<ChunkOf>{{false, {{0, 40, 4056}}}, {false, {{0, 4096, 944}}}}));
+  const models::Run in_lockstep[] = {{nullptr, 40, 0, 5000}, {nullptr, 40, 5000, 5000}};
+  EXPECT_EQ(
+      chunks_of(plan, in_lockstep),
+      (std::vector<ChunkOf>{
+          {false, {{0, 40, 4056}}}, {false, {{1, 40, 4056}}}, {false, {{0, 4096, 944}}}, {false, {{1, 4096, 944}}}}));
+  // Shorter ones go together, part by part; so do runs that end soon beside a long one, packed.
+  const models::Run shorter[] = {{nullptr, 500, 0, 240}, {nullptr, 500, 240, 240}};
+  EXPECT_EQ(chunks_of(plan, shorter),
+            (std::vector<ChunkOf>{{false, {{0, 500, 12}, {1, 500, 12}}}, {false, {{0, 512, 228}, {1, 512, 228}}}}));
+  const models::Run mixed[] = {{nullptr, 0, 0, 70}, {nullptr, 0, 70, 3000}, {nullptr, 0, 3070, 30}};
+  EXPECT_EQ(chunks_of(plan, mixed), (std::vector<ChunkOf>{{true, {{0, 0, 70}, {2, 0, 30}}}, {false, {{1, 0, 3000}}}}));
 }
 
 }  // namespace

@@ -189,12 +189,8 @@ class Terms : public testing::TestWithParam<TermsModel> {
   }
 
  private:
-  /// Whether the model has a path to be forced: mmrec-jax has no choice; segments need memory.
-  static bool has(Path path) {
-    const std::string_view name = GetParam().name;
-    return path != Path::kAny && std::string_view(GetParam().architecture) != "mmrec-jax" &&
-           !(path == Path::kSegments && name == "mmrec100m");
-  }
+  /// Whether the model has a path to be forced: mmrec-jax has no choice.
+  static bool has(Path path) { return path != Path::kAny && std::string_view(GetParam().architecture) != "mmrec-jax"; }
   static void replace(std::string& text, const std::string& from, const std::string& to) {
     const std::size_t at = text.find(from);
     if (at == std::string::npos) throw std::logic_error(from + " is not in " + text);

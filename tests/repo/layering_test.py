@@ -41,8 +41,6 @@ KEPT_APART = [
     (r"models/mmrec/paths/", r"models/mmrec/(stack|net)\.h", None),  # a path knows nobody who drives it
     (r"models/mmrec/", r"models/mmrec/paths/", r"models/mmrec/(paths/|stack\.h)"),  # nor does the reference know a path
     (r"models/", r"(kernels|models(/\w+)?)/cuda/", r"models/(\w+/)?cuda/"),
-    (r"models/mmrec/cuda/decode/", r"models/mmrec/cuda/segments/", None),
-    (r"models/mmrec/cuda/segments/", r"models/mmrec/cuda/decode/", None),
     (r"engine/", r"models/(\w+/)?cuda/", None),
     (r"engine/python/", r"(engine/(?!python/)|models/|kernels/)", None),  # Python's module sees the public headers alone
     (r"engine/(?!python/)", r"(engine/python|nanobind)/", None),

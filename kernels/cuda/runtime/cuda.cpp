@@ -250,7 +250,6 @@ Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
   l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
   shared_memory_per_block_ = properties.sharedMemPerBlockOptin;
   shared_memory_per_processor_ = properties.sharedMemPerMultiprocessor;
-  scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
   flags_ = DeviceBuffer<std::uint32_t>(kFlagWords);
   report_ = PinnedBuffer<std::uint32_t>(kReportWords);
   zero(flags_.data(), flags_.size_bytes());

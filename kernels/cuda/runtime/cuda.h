@@ -155,7 +155,11 @@ class Cuda {
   /// What ask() says of a kernel with so much shared memory: the runtime takes its time, so it is asked once.
   int remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const;
 
-  void* scratch() { return scratch_.data(); }
+  /// Memory of kScratchBytes whose contents do not outlive an op. On first use.
+  void* scratch() {
+    if (scratch_.size() == 0) scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
+    return scratch_.data();
+  }
   std::uint32_t* flags() { return flags_.data(); }
   /// Page-locked words by which kernels tell the host something: contents do not outlive an op.
   static constexpr std::size_t kReportWords = 64;

@@ -71,20 +71,6 @@ void launch(cudaStream_t stream, const LaunchConfig& config, void (*kernel)(Para
              "cudaLaunchKernelEx");
 }
 
-/// Blocks of the configuration that the device holds at once.
-template <class... Parameters>
-int resident_blocks(const Cuda& cuda, const LaunchConfig& config, void (*kernel)(Parameters...)) {
-  const auto* const code = reinterpret_cast<const void*>(kernel);
-  return cuda.remember(code, config.shared_bytes, [&] {
-    int blocks = 0;  // of a multiprocessor
-    check_cuda(allow_launch(config, code), "cudaFuncSetAttribute");
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(config.block.x),
-                                                             config.shared_bytes),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    return blocks * cuda.processors();
-  });
-}
-
 /// Whether the device holds a cluster of the configuration; no if it refuses to say.
 template <class... Parameters>
 bool holds_cluster(const LaunchConfig& config, void (*kernel)(Parameters...)) {

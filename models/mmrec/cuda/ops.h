@@ -8,17 +8,6 @@
 
 namespace mmrec::kernels {
 
-/// All memory segments of a chunk by one kernel, where finish_segments_supported says so: devices of compute capability
-/// 8.0 and more, A of 16 bits, D and F multiples of 64, D at most 512, up to 8 heads of 32, 64 or 128 channels, a
-/// head's slots of at most 16 KB, an eighth of the matrices and 16 rows of operands in one multiprocessor's shared
-/// memory, views and matrices 16-byte aligned, and room in Cuda::flags() for the tiles' sums: about T D / 8 words.
-/// Looks at sizes and addresses alone. A piece's sum is formed of its tiles' sums, which are in order of time. A
-/// sequence's bits depend neither on the batch nor on how many blocks the device runs at once.
-template <class A>
-void finish_segments(Cuda& cuda, const FinishSegments<Device, A>& op);
-template <class A>
-bool finish_segments_supported(const Cuda& cuda, const FinishSegments<Device, A>& op);
-
 /// A whole decode step (models/mmrec/fused_ops.h) by one kernel, where decode_step_supported says so: up to
 /// kTileColumns sequences, devices from compute capability 9.0, D, F and the gate's hidden width whole multiples of 16
 /// bytes, matrices 16-byte aligned, and vectors that fit into shared memory beside the ring of weights. `element` is

@@ -13,7 +13,6 @@
 #include "kernels/ops.h"
 #include "models/mmrec/block.h"
 #include "models/mmrec/listed_runs.h"
-#include "models/mmrec/paths/segments.h"
 #include "models/mmrec/segment_contexts.h"
 #include "models/mmrec/swept_runs.h"
 #include "models/runtime/tables.h"
@@ -29,9 +28,8 @@ class Packed {
   template <class T>
   using Matrix = typename Work::template Matrix<T>;
 
-  Packed(Block<Backend, A>& block, Segments<Backend, A>& segments)
+  explicit Packed(Block<Backend, A>& block)
       : block_(block),
-        segments_(segments),
         terms_(block.terms),
         work_(terms_.work),
         runs_(work_),
@@ -49,7 +47,7 @@ class Packed {
     block_.inputs(layer, chunk);
     recur(layer, chunk, done);
     finish_simple(layer);
-    for (const Batch& b : batches_.subspan(simple_.size())) segments_.finish(layer, b, chunk.options);
+    for (const Batch& b : batches_.subspan(simple_.size())) block_.finish(layer, b);
     if (layer + 1 == work_.config.num_layers) firsts_.set();
   }
 
@@ -152,7 +150,6 @@ class Packed {
   }
 
   Block<Backend, A>& block_;
-  Segments<Backend, A>& segments_;
   BlockTerms<Backend, A>& terms_;
   Work& work_;
   std::span<const Batch> batches_, simple_;

@@ -16,8 +16,8 @@ static Config padded(Config config) {
   return config;
 }
 
-static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda, kernels::DType type) {
-  ChunkPlan plan = chunk_plan(config.stack(), cuda, type);
+static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
+  ChunkPlan plan = chunk_plan(config.stack(), cuda);
   plan.part = plan.alone = 0;  // two stacks side by side are enough
   return plan;
 }

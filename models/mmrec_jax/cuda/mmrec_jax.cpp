@@ -13,7 +13,7 @@ static Config padded(const Config& config) { return config; }
 
 /// Rows of 64 prompts of 512 tokens where D = 1,024, so that their recurrences go side by side: 8 clusters of 16
 /// multiprocessors; fewer where activations are wider.
-static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/, kernels::DType /*type*/) {
+static ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& /*cuda*/) {
   constexpr std::int64_t kElements = std::int64_t{32} << 20;
   return {.tokens = 4096, .tile = 1, .rows = std::clamp<std::int64_t>(kElements / config.model_dim, 4096, 32768)};
 }

@@ -62,11 +62,12 @@ class CudaExecutor final : public ExecutorBase<CudaExecutor<Arch, A>, kernels::C
   struct Worker {
     Worker(const Config& config, const Weights& weights, bool batch_invariant)
         : backend(weights.gpu()), forward(config, weights.view(), backend, plan(config, backend, batch_invariant)) {
-      if (weights.multiplies_fp8()) backend.parts();  // before states take the rest of the memory
+      backend.scratch();  // before states take the rest of the memory
+      if (weights.multiplies_fp8()) backend.parts();
     }
     static ChunkPlan plan(const Config& config, kernels::Cuda& backend, bool batch_invariant) {
       backend.set_batch_invariant(batch_invariant);
-      return chunk_plan(config, backend, kernels::kDTypeOf<A>);
+      return chunk_plan(config, backend);
     }
     kernels::Cuda backend;
     Forward forward;

@@ -1,5 +1,5 @@
-// Models whose prefill takes all memory segments of a chunk at once (finish_segments), against the same tokens one by
-// one, which never do: logits and all of the state, at lengths that end before, at and after the ends of segments.
+// Prefill over memory segments, against the same tokens one by one: logits and all of the state, at lengths that end
+// before, at and after the ends of segments.
 
 #include "tests/models/small_models.h"
 #include "tests/ops/op_test.h"

@@ -9,7 +9,7 @@ namespace mmrec::models {
 namespace {
 
 TEST(CudaStaggeredFaults, APartThatFailsStopsTheOthersAndTheNextCallIsWhole) {
-  constexpr std::int64_t kTokens = 5 * 256 + 100;  // some parts are run, some recorded and one replayed, by two lanes
+  constexpr std::int64_t kTokens = 5 * 256 + 100;  // some parts are run, some recorded and one replayed, by two workers
   constexpr std::int64_t kTries = 6;
   Config config = small_config(40);
   config.memory_segment = 32;

@@ -1,5 +1,5 @@
 // Long sequences of small models, whose chunks go through the layers in parts side by side (Staggered): the bits of the
-// same sequences two at a time, which go part by part. With segments that divide a part its layers are recorded.
+// same tokens part by part, a call for each. With segments that divide a part its layers are recorded.
 
 #include "models/mmrec/cuda/staggered.h"
 #include "kernels/cuda/runtime/cuda.h"
@@ -27,39 +27,36 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
 
   void SetUp() override {
     if (const std::string reason = cuda_unusable_reason(); !reason.empty()) GTEST_SKIP() << reason;
-    config_ = small_config(40);  // far from a multiple of 64: no padding, and no kernel takes all segments
+    config_ = small_config(40);  // far from a multiple of 64: no padding
     config_.carry_state = GetParam().carries_state;
     config_.memory_segment = GetParam().segment;
     const auto model = load_small_model(Config::kModelType, config_, GetParam().type);
     executor_ = model->on_cuda(Precision::kAuto, 0).executor;
   }
-  static std::vector<int> tokens_of(int sequence, std::int64_t count) {
-    std::vector<int> tokens;
-    for (std::int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int>((i * i * 7 + i * (3 + sequence)) % 50));
-    return tokens;
-  }
-  /// The sequences in lock-step: a call of some tokens, then one of the rest.
-  std::vector<Result> score(const std::vector<int>& sequences, std::int64_t some, std::int64_t all) {
-    const auto count = static_cast<int>(sequences.size());
-    const Slots slots(executor_, count, {});
-    executor_->clear(slots.first(), count);
-    std::vector<Result> results(sequences.size());
-    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, some}, std::pair{some, all}}) {
+  /// So many sequences in lock-step, by calls that end at these positions.
+  std::vector<Result> score(std::size_t count, const std::vector<std::int64_t>& ends) {
+    const Slots slots(executor_, static_cast<int>(count), {});
+    executor_->clear(slots.first(), static_cast<int>(count));
+    std::vector<Result> results(count);
+    for (std::int64_t begin = 0; const std::int64_t end : ends) {
       std::vector<int> tokens;
       std::vector<models::Run> runs;
-      for (int i = 0; i < count; ++i) {
-        const std::vector<int> own = tokens_of(sequences[static_cast<std::size_t>(i)], all);
-        runs.push_back({slots[i], begin, std::ssize(tokens), end - begin});
-        tokens.insert(tokens.end(), own.begin() + begin, own.begin() + end);
+      for (std::size_t i = 0; i < count; ++i) {
+        runs.push_back({slots[static_cast<int>(i)], begin, std::ssize(tokens), end - begin});
+        const auto factor = static_cast<std::int64_t>(3 + i);
+        for (std::int64_t t = begin; t < end; ++t) tokens.push_back(static_cast<int>((t * t * 7 + t * factor) % 50));
       }
       std::vector<float> logprobs(tokens.size());
       executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, {});
-      for (std::size_t i = 0; i < results.size(); ++i) {
+      for (std::size_t i = 0; i < count; ++i) {
         const auto first = logprobs.begin() + runs[i].first_row;
         results[i].logprobs.insert(results[i].logprobs.end(), first, first + runs[i].rows);
       }
+      begin = end;
     }
-    for (int i = 0; i < count; ++i) results[static_cast<std::size_t>(i)].state = executor_->save(slots[i], 1, all);
+    for (std::size_t i = 0; i < count; ++i) {
+      results[i].state = executor_->save(slots[static_cast<int>(i)], 1, ends.back());
+    }
     return results;
   }
 
@@ -69,21 +66,29 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
 
 TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   ASSERT_EQ(padded(config_).model_dim, config_.model_dim);
-  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0), GetParam().type).part;
-  ASSERT_GT(part, 0);
-  // From within a part on, two ends of parts, or with recordings so many that each lane has three whole parts; the rows
-  // of each part, and of two sequences', are of one class.
-  using Lanes = Staggered<kernels::Cuda, kernels::Float16>;
-  const std::int64_t lanes = std::min(Lanes::kMostLanes, kernels::ThreadPool::available_processors());
-  const std::int64_t whole = part % GetParam().segment == 0 ? 3 * lanes + 1 : 2;
-  const std::int64_t some = 40, all = whole * part + 3 * part / 4;
-  const std::vector<Result> both = score({0, 1}, some, all);
-  for (const int sequence : {0, 1}) {
-    const Result alone = score({sequence}, some, all).front();
-    const Result& other = both[static_cast<std::size_t>(sequence)];
-    EXPECT_EQ(alone.logprobs, other.logprobs);
-    EXPECT_EQ(alone.state.parts, other.state.parts);
-  }
+  const ChunkPlan plan = chunk_plan(config_, kernels::Cuda(0));
+  ASSERT_GT(plan.part, 0);
+  // From within a part on, several ends of parts, or with recordings so many that each worker has three whole parts;
+  // the rows of each part are of one class.
+  using Parts = Staggered<kernels::Cuda, kernels::Float16>;
+  const std::int64_t workers = std::min(Parts::kMostWorkers, kernels::ThreadPool::available_processors());
+  const std::int64_t whole = plan.part % GetParam().segment == 0 ? 3 * workers + 1 : 4;
+  const std::int64_t some = 40, all = whole * plan.part + 3 * plan.part / 4;
+  std::vector<std::int64_t> ends = {some};
+  while (ends.back() < all) ends.push_back(std::min(plan.part_end(ends.back()), all));
+  const std::vector<Result> expected = score(1, ends);
+  const auto expect_same = [&](const Result& got, const char* what) {
+    EXPECT_EQ(got.state.parts, expected.front().state.parts) << what;
+    for (std::int64_t t = 0, call = 0; t < all; ++t) {
+      const auto i = static_cast<std::size_t>(t);
+      const bool begins_call = t == ends[static_cast<std::size_t>(call)];  // scored by another op
+      if (begins_call) ++call;
+      const float want = expected.front().logprobs[i];
+      ASSERT_NEAR(got.logprobs[i], want, begins_call ? 1e-3F : 0.0F) << what << ", position " << t;
+    }
+  };
+  expect_same(score(1, {some, all}).front(), "alone");
+  expect_same(score(2, {some, all}).front(), "beside another");
 }
 
 constexpr StaggeredModel kModels[] = {{"Carried", kernels::DType::kF16},
