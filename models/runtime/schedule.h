@@ -168,7 +168,8 @@ class Schedule {
   void begin_round() {
     if (stops_) return;
     next_ = runs_.size();
-    const bool fills = packs_ && (plan_.align != 0 || simple_rows() >= most_rows_ / 2);
+    // Alone, a run of few parts pays for their beginning and end, so then less is enough.
+    const bool fills = packs_ && (plan_.align != 0 || simple_rows() >= most_rows_ / (may_be_alone_ ? 4 : 2));
     for (std::size_t i = runs_.size(); i-- > 0;) {
       const Run& run = runs_[i];
       const std::int64_t left = run.rows - done_[i];

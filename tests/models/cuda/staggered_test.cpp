@@ -33,29 +33,37 @@ class CudaStaggered : public testing::TestWithParam<StaggeredModel> {
     const auto model = load_small_model(Config::kModelType, config_, GetParam().type);
     executor_ = model->on_cuda(Precision::kAuto, 0).executor;
   }
-  /// So many sequences in lock-step, by calls that end at these positions.
-  std::vector<Result> score(std::size_t count, const std::vector<std::int64_t>& ends) {
-    const Slots slots(executor_, static_cast<int>(count), {});
-    executor_->clear(slots.first(), static_cast<int>(count));
-    std::vector<Result> results(count);
-    for (std::int64_t begin = 0; const std::int64_t end : ends) {
+  struct Sequence {
+    int number = 0;  // its tokens follow from it
+    std::vector<std::int64_t> ends;
+  };
+  /// The sequences, by calls together that end at these positions of each.
+  std::vector<Result> score(const std::vector<Sequence>& sequences) {
+    const auto count = static_cast<int>(sequences.size());
+    const Slots slots(executor_, count, {});
+    executor_->clear(slots.first(), count);
+    std::vector<Result> results(sequences.size());
+    for (std::size_t call = 0; call < sequences.front().ends.size(); ++call) {
       std::vector<int> tokens;
       std::vector<models::Run> runs;
-      for (std::size_t i = 0; i < count; ++i) {
-        runs.push_back({slots[static_cast<int>(i)], begin, std::ssize(tokens), end - begin});
-        const auto factor = static_cast<std::int64_t>(3 + i);
-        for (std::int64_t t = begin; t < end; ++t) tokens.push_back(static_cast<int>((t * t * 7 + t * factor) % 50));
+      for (int i = 0; i < count; ++i) {
+        const auto& [number, ends] = sequences[static_cast<std::size_t>(i)];
+        const std::int64_t begin = call == 0 ? 0 : ends[call - 1];
+        runs.push_back({slots[i], begin, std::ssize(tokens), ends[call] - begin});
+        for (std::int64_t t = begin; t < ends[call]; ++t) {
+          tokens.push_back(static_cast<int>((t * t * 7 + t * (3 + number)) % 50));
+        }
       }
       std::vector<float> logprobs(tokens.size());
       executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, {});
-      for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t i = 0; i < results.size(); ++i) {
         const auto first = logprobs.begin() + runs[i].first_row;
         results[i].logprobs.insert(results[i].logprobs.end(), first, first + runs[i].rows);
       }
-      begin = end;
     }
-    for (std::size_t i = 0; i < count; ++i) {
-      results[i].state = executor_->save(slots[static_cast<int>(i)], 1, ends.back());
+    for (int i = 0; i < count; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      results[at].state = executor_->save(slots[i], 1, sequences[at].ends.back());
     }
     return results;
   }
@@ -76,7 +84,7 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   const std::int64_t some = 40, all = whole * plan.part + 3 * plan.part / 4;
   std::vector<std::int64_t> ends = {some};
   while (ends.back() < all) ends.push_back(std::min(plan.part_end(ends.back()), all));
-  const std::vector<Result> expected = score(1, ends);
+  const std::vector<Result> expected = score({{0, ends}});
   const auto expect_same = [&](const Result& got, const char* what) {
     EXPECT_EQ(got.state.parts, expected.front().state.parts) << what;
     for (std::int64_t t = 0, call = 0; t < all; ++t) {
@@ -87,8 +95,21 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
       ASSERT_NEAR(got.logprobs[i], want, begins_call ? 1e-3F : 0.0F) << what << ", position " << t;
     }
   };
-  expect_same(score(1, {some, all}).front(), "alone");
-  expect_same(score(2, {some, all}).front(), "beside another");
+  expect_same(score({{0, {some, all}}}).front(), "alone");
+  expect_same(score({{0, {some, all}}, {1, {some, all}}}).front(), "beside another");
+}
+
+TEST_P(CudaStaggered, LongRunsBesideShortOnesAreAsEachAlone) {
+  constexpr double kBound = 0.01;  // short ones go packed
+  const std::int64_t part = chunk_plan(config_, kernels::Cuda(0)).part;
+  const std::vector<Sequence> sequences = {{0, {40, 2 * part + 50}}, {1, {7, 30}}, {2, {1, part + 100}}, {3, {9, 60}}};
+  const std::vector<Result> together = score(sequences);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const Result alone = score({sequences[i]}).front();
+    SCOPED_TRACE(testing::Message() << "sequence " << i);
+    expect_near(together[i].state, alone.state, kBound);
+    EXPECT_LE(largest_difference(together[i].logprobs, alone.logprobs), kBound);
+  }
 }
 
 constexpr StaggeredModel kModels[] = {{"Carried", kernels::DType::kF16},
