@@ -2,7 +2,6 @@
 // docs/performance.md.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -57,21 +56,13 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
       options.sweeps) {
     return Path::kPacked;
   }
-  // Tokens of many sequences share one reading of all weights, the recurrence's gates included: 64 sequences of
+  // A step of many sequences shares one reading of all weights, the recurrence's gates included: 64 sequences of
   // 2048 × 16 make 35 times the tokens/s of one. Sequences apart have no other path that takes them all at once, so
-  // they count as many. A row behind a gap was laid out to be packed.
+  // they count as many.
   if constexpr (Has::kRows) {
-    if (options.may_take(Path::kRows) && !chunk.packed) {
-      constexpr std::int64_t kManyRows = 9;
-      std::int64_t rows = 0;
-      const bool are_tokens = std::all_of(batches.begin(), batches.end(), [&](const Batch& b) {
-        const bool follows = b.tokens == 1 && b.first_row == rows;
-        rows += b.sequences;
-        return follows;
-      });
-      if (are_tokens && token_rows_pay(backend, has_several || is_invariant ? kManyRows : rows, dim))
-        return Path::kRows;
-    }
+    constexpr std::int64_t kManyRows = 9;
+    const std::int64_t rows = has_several || is_invariant ? kManyRows : chunk.rows;
+    if (options.may_take(Path::kRows) && chunk.is_step && token_rows_pay(backend, rows, dim)) return Path::kRows;
   }
   // Runs that take exact steps share each reading of the gates: documents of 32 to 96 tokens are scored at 137 % of the
   // rate of one long document (bundled model, two cores).

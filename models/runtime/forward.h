@@ -91,7 +91,7 @@ class Forward {
       if (path == Path::kPacked) {
         packed_logits();
       } else {
-        next_logits(path == Path::kRows && work.logprobs.empty());
+        next_logits(false);
       }
     }
     done.rows = schedule.rows_done();
