@@ -324,18 +324,6 @@ __device__ inline void store_relaxed_pair(ulonglong2* to, ulonglong2 v) {
   asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
 }
 
-/// v = what is at `from` now, if wanted: four words each read whole; 16-byte aligned.
-__device__ inline void load_relaxed_if(bool wanted, const uint4* from, uint4& v) {
-  asm volatile(
-      "{\n\t"
-      ".reg .pred p;\n\t"
-      "setp.ne.u32 p, %5, 0;\n\t"
-      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
-      "}"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "r"(static_cast<std::uint32_t>(wanted))
-      : "memory");
-}
 /// 16 bytes read or written whole, without order to other accesses; 16-byte aligned, seen by all blocks.
 __device__ inline uint4 load_relaxed_quad(const uint4* from) {
   uint4 v;
