@@ -47,13 +47,7 @@ void read_all(const apps::Arguments& arguments, std::span<const apps::Option> op
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   for (const apps::Option& option : options) {
     const std::string_view name = option.name;
-    const auto reads = [](const auto& read) {
-      try {
-        read();
-      } catch (const apps::UsageError& error) {
-        mmrec::fuzz::require_line(error.what());
-      }
-    };
+    const auto reads = [](const auto& read) { mmrec::fuzz::takes<apps::UsageError>(read); };
     reads([&] { require(arguments.integer(name, 5, 1, kMost) >= 1); });
     reads([&] { require(!arguments.integers(name, {7}, -3, 9).empty()); });
     reads([&] { require(arguments.real(name, 0.0F, 1.0F, true).value_or(0.5F) > 0.0F); });

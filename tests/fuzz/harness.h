@@ -38,15 +38,24 @@ inline void require_line(std::string_view message) {
   require(!message.empty() && message.find('\n') == std::string_view::npos);
 }
 
-/// What `read` returns, or nothing if it refuses the input by one line.
+/// Whether `read` takes the input. It may refuse it by one line.
 template <class Error = std::runtime_error, class Read>
-auto accepted(const Read& read) -> std::optional<decltype(read())> {
+bool takes(const Read& read) {
   try {
-    return read();
+    read();
+    return true;
   } catch (const Error& error) {
     require_line(error.what());
-    return std::nullopt;
+    return false;
   }
+}
+
+/// What `read` returns, or nothing if it refuses the input by one line.
+template <class Error = std::runtime_error, class Read>
+auto accepted(const Read& read) {
+  std::optional<decltype(read())> result;
+  takes<Error>([&] { result = read(); });
+  return result;
 }
 
 /// Takes the first byte of the input, which chooses what the rest is.

@@ -20,6 +20,7 @@ namespace {
 namespace apps = mmrec::apps;
 using mmrec::fuzz::accepted;
 using mmrec::fuzz::require;
+using mmrec::fuzz::takes;
 
 const mmrec::Tokenizer& tokenizer() {
   static const mmrec::Tokenizer tokenizer = [] {
@@ -70,7 +71,7 @@ void read_request(std::string_view line, bool goes_on) {
   const mmrec::GenerateOptions& asked = read.request.options;
   require(read.num_samples >= 1 && read.num_samples <= 65536);
   require(asked.max_tokens >= -1 && asked.top_logprobs >= 0 && asked.top_logprobs <= 1000);
-  const mmrec::Sampler takes(asked.sampler);
+  const mmrec::Sampler sampler(asked.sampler);
   require(start || !read.request.prompt.empty());
   for (const int id : read.request.prompt) require(id >= 0 && id < kVocabSize);
   for (const std::string& text : asked.stop) require(!text.empty());
@@ -100,11 +101,7 @@ MMREC_FUZZ(token_ids) {
 MMREC_FUZZ(documents) {
   if (input.empty()) return;
   const int kind = mmrec::fuzz::take_byte(input) % 3;
-  try {
-    kind == 0 ? read_text(input) : kind == 1 ? read_pair(input) : read_record(input);
-  } catch (const apps::RejectedFile& error) {
-    mmrec::fuzz::require_line(error.what());
-  }
+  takes<apps::RejectedFile>([&] { kind == 0 ? read_text(input) : kind == 1 ? read_pair(input) : read_record(input); });
 }
 
 // Any line of `mmrec-generate --jsonl` is refused by one line, or is a request that a sampler and a model take. The
@@ -112,18 +109,14 @@ MMREC_FUZZ(documents) {
 MMREC_FUZZ(prompts) {
   if (input.empty()) return;
   const bool goes_on = mmrec::fuzz::take_byte(input) % 2 == 1;
-  try {
-    read_request(input, goes_on);
-  } catch (const apps::RejectedFile& error) {
-    mmrec::fuzz::require_line(error.what());
-  }
+  takes<apps::RejectedFile>([&] { read_request(input, goes_on); });
 }
 
 // Any generation_config.json is refused by one line, or gives settings that the sampler takes.
 MMREC_FUZZ(generation_config) {
   const auto defaults = accepted<apps::RejectedFile>([&] { return apps::parse_generation_defaults(input, "input"); });
   if (!defaults) return;
-  const mmrec::Sampler takes(defaults->sampler);
+  const mmrec::Sampler sampler(defaults->sampler);
   for (const int id : defaults->eos_token_ids) require(id >= 0);
   require(!apps::chain_text(defaults->sampler).empty());
 }

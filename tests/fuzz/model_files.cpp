@@ -17,45 +17,36 @@ using mmrec::fuzz::accepted;
 using mmrec::fuzz::require;
 using models::JsonReader;
 
-/// Sees whether a text that nlohmann accepts breaks one of the reader's own rules.
-class Rules : public nlohmann::json_sax<nlohmann::json> {
- public:
-  bool broken = false;
-  bool overflowed = false;  // a number beyond double, which nlohmann refuses although the grammar does not
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(std::int64_t) override { return true; }
-  bool number_unsigned(std::uint64_t) override { return true; }
-  bool number_float(double, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return open(); }
-  bool end_object() override { return close(); }
-  bool start_array(std::size_t) override { return open(); }
-  bool end_array() override { return close(); }
-  bool key(std::string& text) override {
-    if (!keys_.back().insert(text).second || text.size() > 4096 || keys_.back().size() > 1000) broken = true;
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) override {
-    constexpr int kNumberOverflow = 406;
-    overflowed = error.id == kNumberOverflow;
-    return false;
-  }
-
- private:
-  bool open() {
-    keys_.emplace_back();
-    if (keys_.size() > JsonReader::kMaxDepth) broken = true;
-    return true;
-  }
-  bool close() {
-    keys_.pop_back();
-    return true;
-  }
-  std::vector<std::set<std::string>> keys_;
+/// What nlohmann says of a text.
+struct Verdict {
+  bool is_json = false;
+  bool overflows = false;     // has a number beyond double, which nlohmann refuses although the grammar does not
+  bool breaks_rules = false;  // the reader's own
 };
+Verdict verdict_of(std::string_view text) {
+  Verdict verdict;
+  std::vector<std::set<std::string>> keys;  // of the objects that are open; an array has none
+  const auto on_event = [&](int, nlohmann::json::parse_event_t event, const nlohmann::json& parsed) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      keys.emplace_back();
+      verdict.breaks_rules |= keys.size() > JsonReader::kMaxDepth;
+    } else if (event == Event::object_end || event == Event::array_end) {
+      keys.pop_back();
+    } else if (event == Event::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      verdict.breaks_rules |= !keys.back().insert(key).second || key.size() > 4096 || keys.back().size() > 1000;
+    }
+    return true;
+  };
+  try {
+    verdict.is_json = !nlohmann::json::parse(text, on_event).is_discarded();
+  } catch (const nlohmann::json::exception& error) {
+    constexpr int kNumberOverflow = 406;
+    verdict.overflows = error.id == kNumberOverflow;
+  }
+  return verdict;
+}
 
 /// Reads a value by its kind into a tree.
 nlohmann::json read(JsonReader& reader) {
@@ -109,17 +100,12 @@ using Sizes = std::vector<std::int64_t>;
 // The strict JSON reader against nlohmann's: what it accepts is JSON with the same numbers, and it refuses JSON only
 // for the reasons it documents (duplicate keys, NUL, a byte order mark, deep nesting, long keys).
 MMREC_FUZZ(json) {
-  const bool is_accepted = accepted([&] {
-                             JsonReader reader(input, "input", 1000);
-                             reader.skip();
-                             return true;
-                           }).has_value();
-  Rules rules;
-  const bool is_json = nlohmann::json::sax_parse(input, &rules);
-  require(!is_accepted || is_json || rules.overflowed);
+  const bool is_accepted = mmrec::fuzz::takes([&] { JsonReader(input, "input", 1000).skip(); });
+  const Verdict verdict = verdict_of(input);
+  require(!is_accepted || verdict.is_json || verdict.overflows);
   const bool has_mark = input.starts_with("\xef\xbb\xbf");
   const bool has_nul = input.find('\0') != std::string_view::npos;
-  require(is_accepted || !is_json || rules.broken || has_mark || has_nul);
+  require(is_accepted || !verdict.is_json || verdict.breaks_rules || has_mark || has_nul);
   const auto tree = accepted([&] {  // the same values, where all the numbers are integers
     JsonReader reader(input, "input", 1000);
     return read(reader);

@@ -53,7 +53,7 @@ const std::vector<Tokenizer>& tokenizers() {
 
 // A tokenizer.model of any bytes is refused, or loads and then encodes and decodes whatever it is given.
 MMREC_FUZZ(tokenizer_model) {
-  try {
+  mmrec::fuzz::takes([&] {
     const Tokenizer tokenizer = Tokenizer::from_bytes(input);
     std::string pieces;  // what its own tries match
     for (int id = 0; id < tokenizer.vocab_size() && pieces.size() < 512; ++id) pieces += tokenizer.piece(id);
@@ -61,9 +61,7 @@ MMREC_FUZZ(tokenizer_model) {
          {std::string(" the  cat\n\nsat "), every_byte(), pieces, std::string(input.substr(0, 512))}) {
       (void)tokenizer.decode(encode(tokenizer, text));
     }
-  } catch (const std::runtime_error& error) {
-    mmrec::fuzz::require_line(error.what());
-  }
+  });
 }
 
 // A tokenizer.tiktoken and its tokenizer_config.json of any bytes are refused, or load and then encode any text to ids
@@ -73,15 +71,13 @@ MMREC_FUZZ(tokenizer_ranks) {
   const auto parts = mmrec::fuzz::parts_of(input, 2);
   std::string ranks(parts[1]);
   if (ranks.starts_with('*')) ranks.replace(0, 1, mmrec::test::rank_file(mmrec::test::bytes_and({})));
-  try {
+  mmrec::fuzz::takes([&] {
     const Tokenizer tokenizer = Tokenizer::from_bytes(ranks, std::string(parts[0]), "tokenizer.tiktoken");
     for (const std::string& text : {std::string(" the  cat's\r\n\n12345 sat "), every_byte(), std::string(28, 'a'),
                                     std::string(input.substr(0, 512))}) {
       require(tokenizer.decode(encode(tokenizer, text, false)) == mmrec::models::replace_invalid_utf8(text));
     }
-  } catch (const std::runtime_error& error) {
-    mmrec::fuzz::require_line(error.what());
-  }
+  });
 }
 
 // Any text encodes to ids that decode to it; any ids decode to valid UTF-8, streamed or at once.
