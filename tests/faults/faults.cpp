@@ -121,15 +121,11 @@ struct FromEnvironment {
     } kKinds[] = {{"alloc", Kind::kAllocation, 0}, {"thread", Kind::kThread, 0},  {"eio", Kind::kIo, EIO},
                   {"enospc", Kind::kIo, ENOSPC},   {"emfile", Kind::kIo, EMFILE}, {"short", Kind::kShort, 0},
                   {"eintr", Kind::kInterrupt, 0},  {"eacces", Kind::kIo, EACCES}};
-    const std::string_view all = text;
-    const std::size_t colon = all.find(':');
-    if (colon == std::string_view::npos) return;
+    char name[8] = {};
+    long long nth = 0, failures = 1;
+    if (std::sscanf(text, "%7[a-z]:%lld:%lld", name, &nth, &failures) < 2) return;
     for (const auto& known : kKinds) {
-      if (known.name == all.substr(0, colon)) {
-        const std::size_t second = all.find(':', colon + 1);
-        planned = {known.kind, std::atoll(text + colon + 1),
-                   second == std::string_view::npos ? 1 : std::atoll(text + second + 1), known.error};
-      }
+      if (known.name == name) planned = {known.kind, nth, failures, known.error};
     }
   }
   ~FromEnvironment() {
