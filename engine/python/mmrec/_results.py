@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from . import _mmrec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,21 +100,11 @@ def bundled_model() -> pathlib.Path:
     return pathlib.Path(__file__).resolve().parent / "models" / "mmrec-12m"
 
 
-def load_model_again(path: pathlib.Path, options: dict[str, Any], fingerprint: int) -> _mmrec.Model:
-    """A pickled Model. Raises ModelError where the folder holds another one now."""
+def load_again(kind: Any, path: pathlib.Path, options: dict[str, Any], fingerprint: int) -> Any:
+    """A pickled Model or Tokenizer, as `kind` says. Raises ModelError where `path` holds another one now."""
     from . import _mmrec
 
-    model = _mmrec.Model.load(path, **options)
-    if model.info.fingerprint != fingerprint:
-        raise _mmrec.ModelError(f"{path}: found another model than the one that was pickled")
-    return model
-
-
-def load_tokenizer_again(path: pathlib.Path, fingerprint: int) -> _mmrec.Tokenizer:
-    """A pickled Tokenizer. Raises ModelError where the file is another one now."""
-    from . import _mmrec
-
-    tokenizer = _mmrec.Tokenizer.load(path)
-    if tokenizer.fingerprint != fingerprint:
-        raise _mmrec.ModelError(f"{path}: found another tokenizer than the one that was pickled")
-    return tokenizer
+    loaded = kind.load(path, **options)
+    if getattr(loaded, "info", loaded).fingerprint != fingerprint:
+        raise _mmrec.ModelError(f"{path}: found another {kind.__name__.lower()} than the one that was pickled")
+    return loaded

@@ -154,11 +154,7 @@ std::vector<std::byte> bytes_of(nb::handle value, const char* what);
 
 /// UTF-8 of a str, or the bytes of a bytes; it lives as long as `value`. Throws TypeError.
 std::string_view text_of(nb::handle value, const char* what);
-/// os.fspath of a str, bytes or os.PathLike.
-std::filesystem::path path_of(nb::handle value);
-/// A C++ Python path: pathlib.Path.
-nb::object python_path(const std::filesystem::path& path);
-/// path_of, or the folder of the bundled model if `value` is None.
+/// os.fsencode of a str, bytes or os.PathLike, or the folder of the bundled model if `value` is None.
 std::filesystem::path model_path(nb::handle value);
 /// A class or function of mmrec/_results.py.
 nb::object result(const char* name);
@@ -225,8 +221,21 @@ nb::object take_given(nb::dict& options, const char* name);
 /// Throws TypeError for another type, and ValueError for an integer out of range, naming it.
 template <class T>
 void take_into(nb::dict& options, const char* name, T& value);
-/// Takes one of `names`: its place there. Throws TypeError, and ValueError naming them.
-std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names);
+/// The place of a text among `names`. Throws TypeError, and ValueError naming them.
+std::size_t place_of(nb::handle value, const char* what, std::span<const std::string_view> names);
+/// Sets an enum to the entry of that name, a text among `names`, if there is one, and removes the entry. None leaves a
+/// std::optional alone. Throws as place_of().
+template <class T>
+void take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names, T& value) {
+  if (const nb::object given = take(options, name); given.is_valid())
+    value = static_cast<T>(place_of(given, name, names));
+}
+template <class T>
+void take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names,
+                 std::optional<T>& value) {
+  if (const nb::object given = take_given(options, name); given.is_valid())
+    value = static_cast<T>(place_of(given, name, names));
+}
 /// Session options by name: threads, prefill, sweep_tolerance, max_sweeps. Those that are taken are removed.
 SessionOptions take_session_options(nb::dict& options);
 /// Sampler options by name, as in mmrec/sampler_options.h, removed likewise.

@@ -1,5 +1,6 @@
 // mmrec.Model: loading, its properties, sessions. And mmrec.Session: a batch of sequences with their state.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -9,15 +10,6 @@
 
 namespace mmrec::python {
 namespace {
-
-/// Takes one of `names` unless it is None.
-template <class T>
-void take_variant(nb::dict& options, const char* name, std::span<const std::string_view> names,
-                  std::optional<T>& value) {
-  const nb::str key(name);
-  if (options.contains(key) && nb::object(options[key]).is_none()) take(options, name);
-  if (const auto at = take_choice(options, name, names)) value = static_cast<T>(*at);
-}
 
 /// The arguments of Model.load. Must live as long as `options` are in use.
 struct Loading {
@@ -34,14 +26,12 @@ struct Loading {
       const std::string_view name = text_of(device, "device");
       if (!set_device(options, name)) refuse("device", "found '{}', expected auto, cpu, cuda or cuda:N", name);
     }
-    if (const auto precision = take_choice(given, "precision", kPrecisionNames)) {
-      options.precision = static_cast<Precision>(*precision);
-    }
+    take_choice(given, "precision", kPrecisionNames, options.precision);
     take_into(given, "threads", options.threads);
     take_into(given, "batch_invariant", options.batch_invariant);
     take_into(given, "allow_nonfinite", options.allow_nonfinite);
-    take_variant(given, "expert", kExpertNames, options.variant.expert);
-    take_variant(given, "calls", kCallsNames, options.variant.calls);
+    take_choice(given, "expert", kExpertNames, options.variant.expert);
+    take_choice(given, "calls", kCallsNames, options.variant.calls);
     take_into(given, "bank", options.variant.bank);
     expect_no_more(given, call);
     options.on_warning = [this](std::string_view text) {
@@ -106,8 +96,8 @@ PySession* new_session(const PyModel& self, nb::handle batch, nb::kwargs options
 }
 
 nb::object reduce(const PyModel& self) {
-  return nb::make_tuple(result("load_model_again"),
-                        nb::make_tuple(python_path(self.path), self.options, self.model.info().fingerprint));
+  return nb::make_tuple(result("load_again"),
+                        nb::make_tuple(nb::type<PyModel>(), self.path, self.options, self.model.info().fingerprint));
 }
 
 // --- Sessions
@@ -134,6 +124,15 @@ auto exclusively(PySession& self, Compute&& compute) {
   const Busy busy(self.busy, kInUse);
   const NoGil released;
   return compute(*self.session);
+}
+
+/// The same with the GIL, as a method: for what takes no time.
+template <class Compute>
+auto at_once(Compute compute) {
+  return [compute](PySession& self) {
+    const Busy busy(self.busy, kInUse);
+    return std::invoke(compute, *self.session);
+  };
 }
 
 /// Options of a call that checks for signals and asks `on_progress` where it is not None. Outlives the call.
@@ -234,14 +233,12 @@ void bind_model(nb::module_& m) {
   type.def_static(
       "load", load, nb::call_guard<Call>(), nb::arg("path") = nb::none(), nb::arg("options"),
       "Loads a model folder: config.json and model.safetensors, or its shards. None: the bundled model.\n\n"
-      "Options: device='auto' ('cpu', 'cuda', 'cuda:N'; 'cpu' loads no CUDA library), precision='auto' ('fp32', "
-      "'fp16',\n"
-      "'bf16', 'fp32-fma'), batch_invariant=False (on a GPU: no sequence's result depends on others), threads=0\n"
-      "(that read; 0: all processors), allow_nonfinite=False, on_warning=None\n"
-      "(a callable of one line; None: warnings.warn), and of some architectures expert='both'|'text'|'code',\n"
-      "calls='stepwise'|'prompt'|'whole', bank=bool. Raises ModelError naming file, field, found and expected, "
-      "OSError\n"
-      "where a file cannot be read, DeviceUnavailable, CudaError, MemoryError, and ValueError for options.");
+      "Options: device='auto' ('cpu', 'cuda', 'cuda:N'; 'cpu' loads no CUDA library), precision='auto' ('fp32',\n"
+      "'fp16', 'bf16', 'fp32-fma'), batch_invariant=False (on a GPU: no sequence's result depends on others),\n"
+      "threads=0 (that read; 0: all processors), allow_nonfinite=False, on_warning=None (a callable of one line;\n"
+      "None: warnings.warn), and of some architectures expert='both'|'text'|'code', bank=bool,\n"
+      "calls='stepwise'|'prompt'|'whole'. Raises ModelError naming file, field, found and expected, OSError where\n"
+      "a file cannot be read, DeviceUnavailable, CudaError, MemoryError, and ValueError for options.");
   type.def_static("load_on_gpus", load_on_gpus, nb::call_guard<Call>(), nb::arg("path") = nb::none(),
                   nb::arg("gpus") = nb::none(), nb::arg("options"),
                   "The same on several GPUs, for a Scorer or Generator to use together: a list of a model for each of\n"
@@ -251,8 +248,7 @@ void bind_model(nb::module_& m) {
            "Options: threads=0 (0: all processors), prefill='auto' ('sweeps', 'steps'), sweep_tolerance=0.0,\n"
            "max_sweeps=64. Raises ValueError for one out of range, MemoryError, CudaError.");
   type.def_prop_ro("info", info, "What it is and where it runs: a ModelInfo.");
-  type.def_prop_ro(
-      "path", [](const PyModel& self) { return python_path(self.path); }, "The folder it was loaded from.");
+  type.def_ro("path", &PyModel::path, "The folder it was loaded from.");
   type.def("__repr__", [](const PyModel& self) {
     const ModelInfo& info = self.model.info();
     return fmt::format("<mmrec.Model {}, {} parameters, on {} in {}>", info.architecture, info.parameters,
@@ -265,10 +261,9 @@ void bind_session(nb::module_& m) {
   nb::class_<PySession> type(
       m, "Session",
       "`batch` sequences in lock-step, with their recurrent state, whose size does not grow with the text.\n\n"
-      "Made by Model.new_session(). One call at a time: another one meanwhile is a RuntimeError. Calls that compute "
-      "let\n"
-      "the GIL go. A call that raises ValueError has changed nothing; after MemoryError or CudaError the state is\n"
-      "undefined until reset() or restore(). Not to be pickled: save() gives the state as bytes.");
+      "Made by Model.new_session(). One call at a time: another one meanwhile is a RuntimeError. Calls that\n"
+      "compute let the GIL go. A call that raises ValueError has changed nothing; after MemoryError or CudaError\n"
+      "the state is undefined until reset() or restore(). Not to be pickled: save() gives the state as bytes.");
   type.def("prefill", prefill, nb::call_guard<Call>(), nb::arg("tokens"), nb::arg("on_progress") = nb::none(),
            "Consumes `tokens`, [T] for a batch of 1, or [batch, T]; T >= 1.\n\n"
            "on_progress(done, total) is asked between chunks; False ends the call there, at position(). Ctrl-C does\n"
@@ -289,51 +284,32 @@ void bind_session(nb::module_& m) {
            "first_sequence + b, step). Consumes nothing: step() does. Without logprobs these are 0. Raises ValueError\n"
            "at position 0, for an option out of range and for a repetition penalty; NumericError for NaN logits.");
   type.def("clone", clone, nb::call_guard<Call>(), "An independent copy, state and all; weights are shared.");
-  type.def(
-      "reset",
-      [](PySession& self) {
-        const Busy busy(self.busy, kInUse);
-        self.session->reset();
-      },
-      "Back to position 0.");
+  type.def("reset", at_once(&Session::reset), "Back to position 0.");
   type.def("save", save, nb::call_guard<Call>(),
            "The state as bytes, for restore() of a session of the same model and batch. They can betray the text:\n"
            "treat them like it.");
-  type.def(
-      "restore", restore, nb::call_guard<Call>(), nb::arg("state"), nb::arg("recent") = nb::none(),
-      "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, [n] or [batch, n], are the last tokens "
-      "before it, which the\n"
-      "repetition penalty and half a character need. Raises ModelError, the session unchanged, for bytes that are\n"
-      "damaged or of another model, version or batch; ValueError for `recent`.");
+  type.def("restore", restore, nb::call_guard<Call>(), nb::arg("state"), nb::arg("recent") = nb::none(),
+           "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, [n] or [batch, n], are the last\n"
+           "tokens before it, which the repetition penalty and half a character need. Raises ModelError, the session\n"
+           "unchanged, for bytes that are damaged or of another model, version or batch; ValueError for `recent`.");
   type.def("recent_tokens", recent_tokens, nb::call_guard<Call>(), nb::arg("sequence") = 0,
            "The last tokens that `sequence` has consumed, oldest first, int32, at most 256.");
   type.def(
       "generate", generate_text, nb::call_guard<Call>(), nb::arg("tokenizer"), nb::arg("options"),
       "Continues the sequence (batch 1, position >= 1) and returns a GenerateResult.\n\n"
       "Options: those of the sampler, as the signature names them (temperature=0: greedy), max_tokens=256 (-1: no\n"
-      "end), sequence=0, stop=() (str or several),\n"
-      "eos_token_ids=None (the model's, else the tokenizer's), logprobs=True, top_logprobs=0, context=None (the\n"
-      "tokens before, for a session that was restored), on_text(piece), on_token(id, logprob); False of these two\n"
-      "cancels. The same seed, sequence and position draw the same token. All tokens but the last have been\n"
-      "consumed then. Raises ValueError before anything is drawn, NumericError, and what the callbacks raise.");
+      "end), sequence=0, stop=() (str or several), eos_token_ids=None (the model's, else the tokenizer's),\n"
+      "logprobs=True, top_logprobs=0, context=None (the tokens before, for a session that was restored),\n"
+      "on_text(piece), on_token(id, logprob); False of these two cancels. The same seed, sequence and position\n"
+      "draw the same token. All tokens but the last have been consumed then. Raises ValueError before anything is\n"
+      "drawn, NumericError, and what the callbacks raise.");
   type.def_prop_ro(
       "batch", [](const PySession& self) { return self.session->batch(); }, "Sequences in lock-step.");
   type.def_prop_ro(
       "vocab_size", [](const PySession& self) { return self.session->vocab_size(); }, "Ids and columns of logits.");
-  type.def_prop_ro(
-      "position",
-      [](PySession& self) {
-        const Busy busy(self.busy, kInUse);
-        return self.session->position();
-      },
-      "Tokens consumed per sequence.");
-  type.def_prop_ro(
-      "prefill_stats",
-      [](PySession& self) {
-        const Busy busy(self.busy, kInUse);
-        return python_stats(self.session->prefill_stats());
-      },
-      "What prefilling has cost since the session began or was reset: a PrefillStats.");
+  type.def_prop_ro("position", at_once(&Session::position), "Tokens consumed per sequence.");
+  type.def_prop_ro("prefill_stats", at_once([](Session& session) { return python_stats(session.prefill_stats()); }),
+                   "What prefilling has cost since the session began or was reset: a PrefillStats.");
   type.def("__repr__",
            [](const PySession& self) { return "<mmrec.Session of " + std::to_string(self.session->batch()) + ">"; });
   refuse_pickling(type, "a Session is not pickled: save() gives its state as bytes");

@@ -220,9 +220,8 @@ void bind_scorer(nb::module_& m) {
         return nb::make_tuple(score.loglikelihood, nb::cast(score.is_greedy));
       },
       nb::arg("logprobs"), nb::arg("vocab_size"),
-      "(log-likelihood, whether each token is the likeliest) of a continuation's log-probs [T]; None where these do "
-      "not\n"
-      "tell. Raises NumericError.");
+      "(log-likelihood, whether each token is the likeliest) of a continuation's log-probs [T]; None where these\n"
+      "do not tell. Raises NumericError.");
   m.def(
       "count_words", [](nb::handle text) { return count_words(text_of(text, "text")); }, nb::arg("text"),
       "len(re.split(r'\\s+', text)).");

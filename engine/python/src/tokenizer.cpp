@@ -1,5 +1,6 @@
 // mmrec.Tokenizer and mmrec.StreamDecoder.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
@@ -118,14 +119,13 @@ void bind_tokenizer(nb::module_& m) {
   property("unk_id", &Tokenizer::unk_id, "-1: none.");
   property("adds_bos", &Tokenizer::adds_bos, "Whether documents begin with BOS.");
   property("fingerprint", &Tokenizer::fingerprint, "Identity of the file's bytes.");
-  type.def_prop_ro(
-      "path", [](const PyTokenizer& self) { return python_path(self.path); }, "What it was loaded from.");
+  type.def_ro("path", &PyTokenizer::path, "What it was loaded from.");
   type.def("__repr__", [](const PyTokenizer& self) {
     return "<mmrec.Tokenizer of " + std::to_string(self.tokenizer.vocab_size()) + " ids>";
   });
   type.def("__reduce__", [](const PyTokenizer& self) -> nb::object {
-    return nb::make_tuple(result("load_tokenizer_again"),
-                          nb::make_tuple(python_path(self.path), self.tokenizer.fingerprint()));
+    return nb::make_tuple(result("load_again"),
+                          nb::make_tuple(nb::type<PyTokenizer>(), self.path, nb::dict(), self.tokenizer.fingerprint()));
   });
 
   m.def(

@@ -27,7 +27,7 @@ constexpr long kMinId = std::numeric_limits<int>::min();
 /// Ids of a list of ints; false where it holds anything else.
 bool append_list(nb::handle value, std::vector<int>& ids, const char* what) {
   if (!nb::isinstance<nb::list>(value)) return false;
-  const nb::list list = nb::borrow<nb::list>(value);
+  const auto list = nb::borrow<nb::list>(value);
   const std::size_t size = list.size();
   ids.reserve(size);
   for (std::size_t i = 0; i < size; ++i) {
@@ -101,7 +101,7 @@ nb::object array_of(std::vector<T> values, const std::vector<std::size_t>& shape
   T* data = kept->data();
   static T nothing{};
   const nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  kept.release();
+  (void)kept.release();
   return nb::cast(nb::ndarray<nb::numpy, T>(data != nullptr ? data : &nothing, shape.size(), shape.data(), owner));
 }
 template nb::object array_of(std::vector<float>, const std::vector<std::size_t>&);
@@ -154,26 +154,16 @@ std::string_view text_of(nb::handle value, const char* what) {
     return {data, static_cast<std::size_t>(size)};
   }
   if (nb::isinstance<nb::bytes>(value)) {
-    const nb::bytes bytes = nb::borrow<nb::bytes>(value);
+    const auto bytes = nb::borrow<nb::bytes>(value);
     return {bytes.c_str(), bytes.size()};
   }
   refuse_type(what, "expected str or bytes");
 }
 
-std::filesystem::path path_of(nb::handle value) {
-  const nb::object bytes = nb::module_::import_("os").attr("fsencode")(value);
-  const nb::bytes name = nb::borrow<nb::bytes>(bytes);
-  return std::string(name.c_str(), name.size());
-}
-
-nb::object python_path(const std::filesystem::path& path) {
-  const std::string name = path.string();
-  const nb::object text = nb::module_::import_("os").attr("fsdecode")(nb::bytes(name.data(), name.size()));
-  return nb::module_::import_("pathlib").attr("Path")(text);
-}
-
 std::filesystem::path model_path(nb::handle value) {
-  return path_of(value.is_none() ? result("bundled_model")() : nb::borrow(value));
+  const nb::object given = value.is_none() ? result("bundled_model")() : nb::borrow(value);
+  const auto name = nb::borrow<nb::bytes>(nb::module_::import_("os").attr("fsencode")(given));
+  return std::string(name.c_str(), name.size());
 }
 
 nb::object result(const char* name) { return nb::module_::import_("mmrec._results").attr(name); }
@@ -210,14 +200,12 @@ template void take_into(nb::dict&, const char*, int&);
 template void take_into(nb::dict&, const char*, bool&);
 template void take_into(nb::dict&, const char*, std::optional<bool>&);
 
-std::optional<std::size_t> take_choice(nb::dict& options, const char* name, std::span<const std::string_view> names) {
-  const nb::object given = take(options, name);
-  if (!given.is_valid()) return std::nullopt;
-  const std::string_view found = text_of(given, name);
+std::size_t place_of(nb::handle value, const char* what, std::span<const std::string_view> names) {
+  const std::string_view found = text_of(value, what);
   if (const auto at = std::ranges::find(names, found); at != names.end()) {
     return static_cast<std::size_t>(at - names.begin());
   }
-  refuse(name, "found '{}', expected {} or {}", found, fmt::join(names.first(names.size() - 1), ", "), names.back());
+  refuse(what, "found '{}', expected {} or {}", found, fmt::join(names.first(names.size() - 1), ", "), names.back());
 }
 
 SessionOptions take_session_options(nb::dict& options) {
@@ -225,8 +213,7 @@ SessionOptions take_session_options(nb::dict& options) {
   take_into(options, "threads", result.threads);
   take_into(options, "sweep_tolerance", result.sweep_tolerance);
   take_into(options, "max_sweeps", result.max_sweeps);
-  if (const auto mode = take_choice(options, "prefill", kPrefillModeNames))
-    result.prefill = static_cast<PrefillMode>(*mode);
+  take_choice(options, "prefill", kPrefillModeNames, result.prefill);
   return result;
 }
 
