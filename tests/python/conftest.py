@@ -4,15 +4,14 @@ Tests that need what is large (PyTorch, JAX, lm-evaluation-harness, Ray) are ski
 of scripts/test-python counts them.
 """
 
+import concurrent.futures
 import json
+import multiprocessing
 import os
 import pathlib
-import signal
 import struct
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -112,30 +111,19 @@ def expect_errors(*cases):
 
 def at_once(count, work):
     """Calls work(0), work(1), ... in threads of their own."""
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
 
 
 def true_in_a_fork(check):
     """Whether check() is true in a process that is forked off; fails where it hangs."""
-    child = os.fork()
-    if child == 0:
-        code = 2
-        try:
-            code = 0 if check() else 1
-        finally:
-            os._exit(code)
-    for _ in range(600):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    pytest.fail("the child hangs")
+    child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(not check()))
+    child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        pytest.fail("the child hangs")
+    return child.exitcode == 0
 
 
 @pytest.fixture(scope="session")

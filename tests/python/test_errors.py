@@ -1,13 +1,13 @@
 """Errors are the exceptions that Python's users expect, and leave things as they were."""
 
 import errno
-import functools
+from functools import partial
 
 import numpy as np
 import pytest
 
 import mmrec
-from conftest import begun, python
+from conftest import begun, expect_errors, python
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -32,27 +32,17 @@ def test_malformed_files_and_states(tmp_path, model):
 
 def test_arguments(model, tokenizer):
     session, scorer, generator = begun(model, [1]), mmrec.Scorer(model), mmrec.Generator(model, tokenizer, slots=1)
-    new, fresh, load = model.new_session, model.new_session(), functools.partial(mmrec.Model.load, device="cpu")
-    draw, generate = session.draw, functools.partial(session.generate, tokenizer)
-    text, generators = (
-        functools.partial(mmrec.generate, "Once", model),
-        functools.partial(mmrec.Generator, model, tokenizer),
-    )
-    scorers, submit, batch = functools.partial(mmrec.Scorer, model), generator.submit, tokenizer.encode_batch
+    new, fresh, load = model.new_session, model.new_session(), partial(mmrec.Model.load, device="cpu")
+    draw, generate, text = session.draw, partial(session.generate, tokenizer), partial(mmrec.generate, "Once", model)
+    scorers, generators = partial(mmrec.Scorer, model), partial(mmrec.Generator, model, tokenizer)
+    submit, batch = generator.submit, tokenizer.encode_batch
     no_ids = [[], [1, 8192], [-1], [2**31], [2**70], [[1, 2], [3, 4]], np.array([1 + 2**32]), np.zeros((1, 2, 3), int)]
     for error, call, *wrong in [
         (ValueError, session.prefill, *({"tokens": ids} for ids in no_ids)),
         (TypeError, session.prefill, *({"tokens": ids} for ids in ([1.5], "abc", None, [True], [None]))),
         (ValueError, new, {"batch": 0}, {"batch": 2**40}, {"prefill": "fast"}),
-        (
-            TypeError,
-            new,
-            {"batch": True},
-            {"threads": True},
-            {"threads": "two"},
-            {"sweep_tolerance": True},
-            {"tempo": 1},
-        ),
+        (TypeError, new, {"batch": True}, {"threads": True}, {"threads": "two"}),
+        (TypeError, new, {"sweep_tolerance": True}, {"tempo": 1}),
         (ValueError, load, {"device": "gpu"}, {"device": "cuda:"}, {"precision": "fp8"}, {"expert": "text"}),
         (TypeError, load, {"threads": True}, {"allow_nonfinite": 1}, {"bank": 1}),
         (ValueError, generate, {"top_k": 2**31}),
@@ -102,23 +92,20 @@ def test_what_callbacks_raise_ends_the_call_and_is_raised(model, tokenizer):
         pass
 
     def fail(*_):
-        raise Mine
-
-    session = model.new_session()
-    with pytest.raises(Mine):
-        session.prefill([1] * 2000, fail)
-    assert 0 < session.position < 2000
-    with pytest.raises(Mine):
-        session.generate(tokenizer, on_text=fail)
-    with pytest.raises(Mine):
-        mmrec.Scorer(model, on_progress=fail).score([[1, 2, 3]])
+        raise Mine("mine")
 
     def documents():
         yield [1, 2, 3]
-        raise Mine
+        raise Mine("mine")
 
-    with pytest.raises(Mine):
-        list(mmrec.Scorer(model).score_stream(documents()))
+    session = model.new_session()
+    expect_errors(
+        (Mine, "mine", lambda: session.prefill([1] * 2000, fail)),
+        (Mine, "mine", lambda: session.generate(tokenizer, on_text=fail)),
+        (Mine, "mine", lambda: mmrec.Scorer(model, on_progress=fail).score([[1, 2, 3]])),
+        (Mine, "mine", lambda: list(mmrec.Scorer(model).score_stream(documents()))),
+    )
+    assert 0 < session.position < 2000
 
 
 def test_a_sub_interpreter_is_refused():
