@@ -57,23 +57,25 @@ class _Score(Work):
         for doc, score in enumerate(self._scorer.score_stream(ids)):
             yield from refused()
             document = read.popleft()
-            tokens, nll, m2, ppl = _mmrec.document_sums(score)
-            if not math.isfinite(nll):
-                raise _mmrec.NumericError(f"{document.name}: nll is not finite (found {nll})")
+            one = _mmrec.PerplexityAccumulator()
+            one.add(score, len(document.text.encode()), _mmrec.count_words(document.text))
+            found = one.summary()
+            if not math.isfinite(found.nll):
+                raise _mmrec.NumericError(f"{document.name}: nll is not finite (found {found.nll})")
             record: dict[str, Any] = {
                 "doc": doc,
                 **document.head,
-                "tokens": tokens,
-                "nll": nll,
-                "nll_m2": m2,
-                "ppl": _number(ppl),
-                "bytes": len(document.text.encode()),
-                "words": _mmrec.count_words(document.text),
+                "tokens": found.tokens,
+                "nll": found.nll,
+                "nll_m2": found.nll_m2,
+                "ppl": _number(found.ppl),
+                "bytes": found.bytes,
+                "words": found.words,
                 **self._identity,
             }
             if self.options["logprobs"]:
                 record["logprobs"] = [float(value) for value in score.logprobs]
-            accumulator.add(score, record["bytes"], record["words"])
+            accumulator.add_sums(*(getattr(found, name) for name in _SUMS))
             yield record
         yield from refused()
         total = accumulator.summary()

@@ -129,11 +129,11 @@ std::vector<float> logprobs_of(nb::object given) {
   return {logprobs.data(), logprobs.data() + logprobs.size()};
 }
 
-/// What corpus measures need of a DocumentScore of Python's.
-DocumentSums sums(nb::handle score) {
-  DocumentScore result{.logprobs = logprobs_of(score.attr("logprobs"))};
-  result.nll = nb::cast<double>(score.attr("nll"));
-  return sums_of(result);
+/// Adds a DocumentScore of Python's.
+void add(PerplexityAccumulator& self, nb::handle score, nb::handle bytes, nb::handle words) {
+  const DocumentScore given{.logprobs = logprobs_of(score.attr("logprobs")),
+                            .nll = nb::cast<double>(score.attr("nll"))};
+  self.add(given, integer_of<std::int64_t>(bytes, "bytes"), integer_of<std::int64_t>(words, "words"));
 }
 
 nb::object summary(const PerplexityAccumulator& self) {
@@ -182,13 +182,8 @@ void bind_scorer(nb::module_& m) {
       m, "PerplexityAccumulator",
       "Adds documents up, in order, to the measures of a corpus as lm-evaluation-harness defines them.");
   accumulator.def(nb::init<>());
-  accumulator.def(
-      "add",
-      [](PerplexityAccumulator& self, nb::handle one, nb::handle bytes, nb::handle words) {
-        self.add(sums(one), integer_of<std::int64_t>(bytes, "bytes"), integer_of<std::int64_t>(words, "words"));
-      },
-      nb::arg("score"), nb::arg("bytes"), nb::arg("words"),
-      "Adds a DocumentScore of a document of so many UTF-8 bytes and words; 0 where nobody knows them.");
+  accumulator.def("add", add, nb::arg("score"), nb::arg("bytes"), nb::arg("words"),
+                  "Adds a DocumentScore of a document of so many UTF-8 bytes and words; 0 where nobody knows them.");
   accumulator.def(
       "add_sums",
       [](PerplexityAccumulator& self, nb::handle docs, nb::handle tokens, double nll, double nll_m2, nb::handle bytes,
@@ -200,15 +195,6 @@ void bind_scorer(nb::module_& m) {
       "Adds the documents of another accumulator, from the fields of its summary().");
   accumulator.def("summary", summary, "A PerplexitySummary; measures without a denominator are NaN.");
   refuse_pickling(accumulator, "a PerplexityAccumulator is not pickled");
-  m.def(
-      "document_sums",
-      [](nb::handle score) {
-        const DocumentSums found = sums(score);
-        return nb::make_tuple(found.tokens, found.nll, found.nll_m2, found.ppl());
-      },
-      nb::arg("score"),
-      "What a corpus' measures need of a DocumentScore: its tokens, their summed loss, the summed squares of its\n"
-      "deviations from the mean, and its perplexity (NaN without tokens).");
   m.def("windows", windows_of, nb::arg("ids"), nb::arg("mode") = "full", nb::arg("window") = 0, nb::arg("stride") = 0,
         "A list of (ids [N], how many of the last are scored) of each window of a document [T], as `mmrec-ppl --mode`\n"
         "cuts it. Raises ValueError for numbers out of range, and for a document that is too short for \"llama\".");
