@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer, Unpack
 
-from ._options import GenerateOptions, LoadOptions, RequestOptions, SamplerOptions, SessionOptions
+from ._options import GenerateOptions, LoadOptions, SamplerOptions, SessionOptions
 from ._results import DocumentScore, GenerateResult, ModelInfo, PerplexitySummary, PrefillStats
 
 __version__: str
@@ -93,17 +93,10 @@ class Model:
     @property
     def path(self) -> pathlib.Path: ...
 
+# What mmrec.Generator and mmrec.Scorer derive from. Those say the types of arguments.
 class Generator:
-    def __init__(
-        self,
-        models: Union[Model, Iterable[Model]],
-        tokenizer: Tokenizer,
-        *,
-        slots: int = 0,
-        memory_bytes: int = 0,
-        **options: Unpack[SessionOptions],
-    ) -> None: ...
-    def submit(self, prompt: Union[str, npt.ArrayLike], **options: Unpack[RequestOptions]) -> int: ...
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
+    def submit(self, *arguments: Any, **options: Any) -> int: ...
     def cancel(self, id: int) -> bool: ...
     def run_once(self) -> bool: ...
     def run(self) -> None: ...
@@ -117,15 +110,7 @@ class Generator:
     def prefill_stats(self) -> PrefillStats: ...
 
 class Scorer:
-    def __init__(
-        self,
-        models: Union[Model, Iterable[Model]],
-        *,
-        batch: int = 0,
-        whole_calls: bool = False,
-        on_progress: Optional[Callable[[int, float], object]] = None,
-        **options: Unpack[SessionOptions],
-    ) -> None: ...
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
     def score(self, documents: Iterable[npt.ArrayLike]) -> list[DocumentScore]: ...
     def _new_stream(self) -> int: ...
     def _run_stream(
