@@ -15,6 +15,7 @@ functions of this module: torch.ops.mmrec.* refuse its transforms.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, Iterable, Iterator, Literal, Optional, Tuple, Union, overload
 
 import torch
@@ -132,7 +133,8 @@ def _exp_product_scan(gamma: Tensor, carry: Optional[Tensor], reverse: bool) -> 
 def _exp_product_scan_backward(
     grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool
 ) -> Tuple[Tensor, Tensor]:
-    d_gamma, d_carry = _exp_product_vjp(grad, grad_last, gamma.float(), y, reverse, _pull_back_now)
+    kept = (gamma.float(), y, reverse)
+    d_gamma, d_carry = _scan_vjp(_exp_product_linear, grad, grad_last, *kept, pull_back=_pull_back_now)
     return d_gamma.to(gamma.dtype), d_carry
 
 
@@ -148,7 +150,8 @@ def _logsumexp_scan(x: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[
 def _logsumexp_scan_backward(
     grad: Tensor, grad_last: Tensor, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool
 ) -> Tuple[Tensor, Tensor]:
-    d_x, d_carry = _logsumexp_vjp(grad.float(), grad_last, x.float(), y.float(), carry, reverse, _pull_back_now)
+    kept = (x.float(), y.float(), carry, reverse)
+    d_x, d_carry = _scan_vjp(_logsumexp_linear, grad.float(), grad_last, *kept, pull_back=_pull_back_now)
     return d_x.to(x.dtype), d_carry
 
 
@@ -212,72 +215,47 @@ def _pull_back(decays: Tensor, grad: Tensor, grad_last: Tensor, reverse: bool) -
     return adjoint, begin
 
 
-def _decay_slope(log_a: Tensor, carry: Optional[Tensor], h: Tensor, reverse: bool) -> Tensor:
-    """The derivative of a step's state by its log_a."""
-    return log_a.exp() * _previous_state(h, carry, 0.0, reverse)
+# The derivative of a scan is a scan with decays. A linear form has its log-decays; for each input the map from a change
+# of the input to the change of the same step's state; and the factor from a change of the state to that of the output
+# (None: 1). Maps and factors are entry by entry, so gradients take the same ones in the other direction.
+Linear = Tuple[Tensor, Tuple[Any, ...], Optional[Tensor]]
 
 
-def _decay_vjp(
-    grad: Tensor, grad_last: Tensor, log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool
-) -> Any:
-    adjoint, d_carry = _pull_back(log_a, grad, grad_last, reverse)
-    return adjoint * _decay_slope(log_a, carry, h, reverse), adjoint, d_carry
+def _decay_linear(log_a: Tensor, h: Tensor, carry: Optional[Tensor], reverse: bool) -> Linear:
+    slope = log_a.exp() * _previous_state(h, carry, 0.0, reverse)
+    return log_a, (lambda d: d * slope, lambda d: d), None
 
 
-def _decay_jvp(d_log_a: Any, d_b: Any, d_carry: Any, log_a: Tensor, h: Tensor, carry: Any, reverse: bool) -> Any:
-    value = torch.zeros_like(log_a) if d_b is None else d_b
-    if d_log_a is not None:
-        value = value + _decay_slope(log_a, carry, h, reverse) * d_log_a
-    return _apply("decay_scan", log_a, value, d_carry, reverse)
-
-
-def _exp_product_scale(gamma: Tensor) -> Tensor:
-    """One over the derivative of a step's logarithm by its gamma: infinite where the logarithm is clamped."""
+def _exp_product_linear(gamma: Tensor, y: Tensor, reverse: bool) -> Linear:
+    # y = exp(L), and L is a sum: a recurrence without decay. Where the logarithm is clamped, gamma changes nothing.
     shifted = gamma + 1e-8
     inside = (shifted <= 1.0) & (shifted >= 1.9287498479639178e-22)  # exp(-50)
-    return torch.where(inside, shifted, torch.inf)
+    scale = torch.where(inside, shifted, torch.inf)
+    return torch.zeros_like(y), (lambda d: d / scale,), y
 
 
-def _exp_product_vjp(
-    grad: Tensor, grad_last: Tensor, gamma: Tensor, y: Tensor, reverse: bool, pull_back: Any = _pull_back
-) -> Any:
-    # y = exp(L), and L is a sum: a recurrence without decay.
-    along, d_carry = pull_back(torch.zeros_like(y), grad * y, grad_last, reverse)
-    return along / _exp_product_scale(gamma), d_carry
-
-
-def _exp_product_jvp(d_gamma: Any, d_carry: Any, gamma: Tensor, y: Tensor, reverse: bool) -> Any:
-    still = torch.zeros_like(y)
-    along = still if d_gamma is None else d_gamma / _exp_product_scale(gamma)
-    d_log, d_last = _apply("decay_scan", still, along, d_carry, reverse)
-    return y * d_log, d_last
-
-
-def _logsumexp_slopes(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
-    """The derivative of y_t by y_{t-1}, as a logarithm, and by x_t. y grows, so neither is above 1. Where y is -inf
-    nothing has come yet, and no gradient goes there."""
+def _logsumexp_linear(x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Linear:
+    # y grows, so neither derivative is above 1. Where y is -inf nothing has come yet, and no gradient goes there.
     there = y > -torch.inf
     previous = _previous_state(y, carry, -torch.inf, reverse)
-    return torch.where(there, previous - y, 0.0), torch.where(there, x - y, -torch.inf).exp()
+    slope = torch.where(there, x - y, -torch.inf).exp()
+    return torch.where(there, previous - y, 0.0), (lambda d: d * slope,), None
 
 
-def _logsumexp_vjp(
-    grad: Tensor,
-    grad_last: Tensor,
-    x: Tensor,
-    y: Tensor,
-    carry: Optional[Tensor],
-    reverse: bool,
-    pull_back: Any = _pull_back,
-) -> Any:
-    decays, slope = _logsumexp_slopes(x, y, carry, reverse)
-    adjoint, d_carry = pull_back(decays, grad, grad_last, reverse)
-    return adjoint * slope, d_carry
+def _scan_vjp(linear: Any, grad: Tensor, grad_last: Tensor, *kept: Any, pull_back: Any = _pull_back) -> Any:
+    decays, maps, factor = linear(*kept)
+    adjoint, d_carry = pull_back(decays, grad if factor is None else grad * factor, grad_last, kept[-1])
+    return (*(each(adjoint) for each in maps), d_carry)
 
 
-def _logsumexp_jvp(d_x: Any, d_carry: Any, x: Tensor, y: Tensor, carry: Optional[Tensor], reverse: bool) -> Any:
-    decays, slope = _logsumexp_slopes(x, y, carry, reverse)
-    return _apply("decay_scan", decays, torch.zeros_like(slope) if d_x is None else slope * d_x, d_carry, reverse)
+def _scan_jvp(linear: Any, inputs: int, *arguments: Any) -> Any:
+    """`inputs` says how many inputs the scan has besides the carry."""
+    tangents, d_carry, kept = arguments[:inputs], arguments[inputs], arguments[inputs + 1 :]
+    decays, maps, factor = linear(*kept)
+    changes = [each(d) for each, d in zip(maps, tangents) if d is not None]
+    change = sum(changes[1:], changes[0]) if changes else torch.zeros_like(decays)
+    d_state, d_last = _apply("decay_scan", decays, change, d_carry, kept[-1])
+    return d_state if factor is None else factor * d_state, d_last
 
 
 def _hot(targets: Tensor, ignore_index: int) -> Tuple[Tensor, Tensor]:
@@ -394,9 +372,12 @@ def _differentiable(name: str, keep: Any, vjp: Any, jvp: Any) -> None:
     _functions[name] = lambda *args: (transformed.apply if torch._C._are_functorch_transforms_active() else call)(*args)
 
 
-_differentiable("decay_scan", lambda log_a, b, carry, y: (log_a, y[0], carry), _decay_vjp, _decay_jvp)
-_differentiable("exp_product_scan", lambda x, carry, y: (x, y[0]), _exp_product_vjp, _exp_product_jvp)
-_differentiable("logsumexp_scan", lambda x, carry, y: (x, y[0], carry), _logsumexp_vjp, _logsumexp_jvp)
+for name, inputs, linear, keep in (
+    ("decay_scan", 2, _decay_linear, lambda log_a, b, carry, y: (log_a, y[0], carry)),
+    ("exp_product_scan", 1, _exp_product_linear, lambda x, carry, y: (x, y[0])),
+    ("logsumexp_scan", 1, _logsumexp_linear, lambda x, carry, y: (x, y[0], carry)),
+):
+    _differentiable(name, keep, functools.partial(_scan_vjp, linear), functools.partial(_scan_jvp, linear, inputs))
 _differentiable("token_logprobs", lambda logits, targets, y: (logits, targets), _logprobs_vjp, _logprobs_jvp)
 
 
