@@ -154,7 +154,9 @@ def _run(
         print(f"mmrec: {done} of {len(left)} partitions, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
     if ray is not None:
-        _run_on_ray(ray, args, work, options, left, on_done)
+        device, cpus, gpus = _workers(ray, args)
+        make = functools.partial(work, {**options, "device": device, "threads": 0 if gpus else cpus})
+        _cluster.run_on_ray(ray, make, left, cpus, gpus, on_done)
     elif left:
         work_here = work({**options, "threads": args.cpus_per_worker})
         for partition in left:
@@ -166,14 +168,8 @@ def _run(
     return report(sums)
 
 
-def _run_on_ray(
-    ray: Any,
-    args: argparse.Namespace,
-    work: Callable[[dict[str, Any]], Work],
-    options: dict[str, Any],
-    left: list[Partition],
-    on_done: Callable[[Partition], None],
-) -> None:
+def _workers(ray: Any, args: argparse.Namespace) -> tuple[str, int, int]:
+    """The device of a worker on Ray, its cores and its GPUs."""
     gpus = args.device.startswith("cuda") or (
         args.device == "auto" and "cuda" in _mmrec.backends and ray.cluster_resources().get("GPU", 0) >= 1
     )
@@ -181,8 +177,7 @@ def _run_on_ray(
         raise ValueError(f"--device: found {args.device}, expected auto, cpu or cuda, as Ray hands GPUs out")
     least_cpus = min((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=1)
     cpus = args.cpus_per_worker or (1 if gpus else max(1, min(8, int(least_cpus))))
-    make = functools.partial(work, {**options, "device": "cuda" if gpus else "cpu", "threads": 0 if gpus else cpus})
-    _cluster.run_on_ray(ray, make, left, cpus, 1 if gpus else 0, on_done)
+    return ("cuda", cpus, 1) if gpus else ("cpu", cpus, 0)
 
 
 def _identity(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
