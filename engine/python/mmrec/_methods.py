@@ -95,14 +95,17 @@ _MOST_CHARACTERS = 1 << 22
 _MOST_TEXTS = 1 << 12
 
 
-def blocks_of(texts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Lists of texts that are tokenized together: enough to keep many processors busy, and no more."""
+def blocks_of(
+    texts: Iterable[T], size_of: Callable[[T], int] = lambda _: 0, most: int = _MOST_TEXTS
+) -> Iterator[list[T]]:
+    """Lists of texts that are tokenized together: enough to keep many processors busy, and no more than `most`. Without
+    `size_of` their lengths do not count."""
     block: list[T] = []
     size = 0
     for text in texts:
         block.append(text)
         size += size_of(text)
-        if size >= _MOST_CHARACTERS or len(block) >= _MOST_TEXTS:
+        if size >= _MOST_CHARACTERS or len(block) >= most:
             yield block
             block, size = [], 0
     if block:

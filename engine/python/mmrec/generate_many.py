@@ -6,6 +6,7 @@ its row.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from typing import Any, Iterator, Optional
@@ -13,6 +14,7 @@ from typing import Any, Iterator, Optional
 from . import _mmrec
 from ._batch_program import Work, main as run, parser_of
 from ._generator import Generator
+from ._methods import blocks_of
 from ._partitions import Document, Partition
 
 #: Prompts of a partition that are in work or wait for their turn, at least.
@@ -30,39 +32,28 @@ class _Generate(Work):
     def records(self, partition: Partition, sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         sums.update(dict.fromkeys(_SUMS, 0))
         most = max(_BLOCK, 4 * self._generator.slots)
-        block: list[Document] = []
-        for document in self.documents(partition):
-            block.append(document)
-            if len(block) == most:
-                yield from self._generate(block, sums)
-                block = []
-        yield from self._generate(block, sums)
+        for block in blocks_of(self.documents(partition), most=most):
+            yield from self._generate(block, sums)
 
     def _generate(self, block: list[Document], sums: dict[str, Any]) -> Iterator[dict[str, Any]]:
         found: list[Any] = [None] * len(block)
-        lengths: list[int] = []
         prompts = self.tokenizer.encode_batch((one.text for one in block), threads=self.options["threads"])
         for index, (document, ids) in enumerate(zip(block, prompts)):
-            lengths.append(len(ids))
-            if document.error is not None:
-                continue
-
-            def receive(result: Any, index: int = index) -> None:
-                found[index] = result
-
-            self._generator.submit(ids, on_finish=receive, sequence=document.place, **self.options["generate"])
+            if document.error is None:
+                receive = functools.partial(found.__setitem__, index)
+                self._generator.submit(ids, on_finish=receive, sequence=document.place, **self.options["generate"])
         self._generator.run()
-        for document, length, result in zip(block, lengths, found):
+        for document, ids, result in zip(block, prompts, found):
             if document.error is not None:
                 yield from self.refused(document, sums)
                 continue
             record = {**document.head, "text": result.text, "finish_reason": result.finish_reason}
-            record["prompt_tokens"] = length
+            record["prompt_tokens"] = len(ids)
             record["tokens"] = result.tokens.tolist()
             if result.error:
                 record["error"] = result.error
             sums["prompts"] += 1
-            sums["prompt_tokens"] += length
+            sums["prompt_tokens"] += len(ids)
             sums["tokens"] += len(result.tokens)
             sums["errors"] += bool(result.error)
             yield record

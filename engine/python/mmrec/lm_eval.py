@@ -26,8 +26,6 @@ from ._methods import Scorer, blocks_of, load_models
 
 Ids = npt.NDArray[np.int32]
 
-#: Requests that are scored together at most; bounds memory.
-BLOCK = 1 << 12
 #: Tokens of context that each of several continuations must save before the state is branched, by device: below it,
 #: packing whole documents together is faster than scoring the continuations one by one.
 BRANCH_TOKENS = {"cpu": 12, "cuda": 2048}
@@ -163,8 +161,7 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         results: list[tuple[float, bool]] = []
-        for start in range(0, len(requests), BLOCK):
-            block = requests[start : start + BLOCK]
+        for block in blocks_of(requests):
             texts = [request.args for request in block]
             try:
                 encoded = _mmrec.encode_pairs(self.tokenizer, texts, self._add_bos, self.max_length or 0, self._threads)
