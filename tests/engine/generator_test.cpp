@@ -176,7 +176,7 @@ TEST(Generator, RowsWithARepetitionPenaltyAreDrawnWhereTheirLogitsAre) {
 TEST(Generator, TakesNoMoreMemoryThanItMay) {
   const auto log = logged();
   const Model model = model_with(log);
-  const std::size_t one = ToyExecutor(toy_config()).slot_bytes();
+  const std::size_t one = ToyExecutor(toy_config(tokenizer().vocab_size())).slot_bytes();
   EXPECT_EQ(Generator(model, tokenizer()).slots(), 3) << "what the executor likes";
   EXPECT_EQ(Generator(model, tokenizer(), {.slots = 7}).slots(), 7);
   EXPECT_EQ(Generator(model, tokenizer(), {.requests = 2}).slots(), 2);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <new>
@@ -74,64 +75,49 @@ class ToyExecutor final : public models::Executor {
   using Logits = std::function<float(double summary, std::int64_t position, int token)>;
 
   explicit ToyExecutor(models::Config config, std::shared_ptr<ToyLog> log = nullptr, Logits logits = {})
-      : config_(std::move(config)), log_(std::move(log)), logits_of_(logits ? std::move(logits) : toy_logit) {}
+      : config_(std::move(config)),
+        layout_(models::state_layout(config_)),
+        log_(std::move(log)),
+        logits_of_(logits ? std::move(logits) : toy_logit) {
+    layout_.slot_bytes += sizeof(std::int64_t);  // behind the state a slot has its position
+  }
 
-  models::StateLayout layout() const { return models::state_layout(config_); }
-
-  std::size_t slot_bytes() const override { return sizeof(State); }
+  std::size_t slot_bytes() const override { return layout_.slot_bytes; }
   models::Slot acquire(int count, const models::ExecutionOptions& options) override {
     if (log_) {
       if (count > log_->most_slots) throw std::bad_alloc();
       log_->acquired.push_back(count);
       log_->options = options;
     }
-    auto* first = new State[static_cast<std::size_t>(count)];
-    const auto slot = reinterpret_cast<models::Slot>(first);
-    zero(slot, count);
-    return slot;
+    return new std::byte[static_cast<std::size_t>(count) * slot_bytes()]();
   }
   int sequences_of_a_call() override { return 3; }
-  void release(models::Slot first) noexcept override { delete[] & at(first); }
-  void clear(models::Slot first, int count) override { zero(first, count); }
+  void release(models::Slot first) noexcept override { delete[] first; }
+  void clear(models::Slot first, int count) override {
+    std::fill_n(first, static_cast<std::size_t>(count) * slot_bytes(), std::byte{0});
+  }
   void copy(models::Slot from, models::Slot to, int count, std::int64_t position) override {
-    for (int b = 0; b < count; ++b) checked(from, b, position);
+    for (int b = 0; b < count; ++b) check(slot(from, b), position);
     if (log_) ++log_->copies;
-    std::copy_n(&at(from), count, &at(to));
+    std::copy_n(from, static_cast<std::size_t>(count) * slot_bytes(), to);
   }
 
   models::HostState save(models::Slot first, int count, std::int64_t position) override {
     if (log_) ++log_->through_host;
-    models::HostState all = models::zero_state(layout(), count, position);
-    for (models::HostState::Part& part : all.parts) std::visit([](auto& values) { values.clear(); }, part.values);
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      for (int b = 0; b < count; ++b) {
-        const State& state = checked(first, b, position);
-        append(all.get("h"), state.h, layer);
-        append(all.get("memory"), state.memory, layer, filled(position));
-        append(all.get<double>("segment_sum"), state.segment_sum, layer);
-      }
-    }
-    for (int b = 0; b < count; ++b) append(all.get("logits"), at(first, b).logits);
+    for (int b = 0; b < count; ++b) check(slot(first, b), position);
+    models::HostState all = models::zero_state(layout_, count, position);
+    models::for_each_piece(
+        all, layout_, [&](auto* values, std::size_t at, std::size_t bytes) { std::memcpy(values, first + at, bytes); });
     return all;
   }
   void load(models::Slot first, const models::HostState& all) override {
     if (log_) ++log_->through_host;
-    const auto batch = static_cast<std::size_t>(all.batch);
-    for (std::size_t b = 0; b < batch; ++b) {
-      State& state = at(first, static_cast<int>(b));
-      state = {};
-      state.position = all.position;
-      for (std::size_t layer = 0; layer < layers(); ++layer) {
-        take(state.h, all.get("h"), layer, b, batch);
-        take(state.memory, all.get("memory"), layer, b, batch);
-        state.memory.resize(state.memory.size() + memory_floats() - filled(all.position));
-        take(state.segment_sum, all.get<double>("segment_sum"), layer, b, batch);
-      }
-      const std::vector<float>& logits = all.get("logits");
-      const std::size_t vocab = logits.size() / batch;
-      state.logits.assign(logits.begin() + static_cast<std::ptrdiff_t>(b * vocab),
-                          logits.begin() + static_cast<std::ptrdiff_t>((b + 1) * vocab));
-    }
+    const auto batch = static_cast<int>(all.batch);
+    clear(first, batch);
+    for (int b = 0; b < batch; ++b) position_of(slot(first, b)) = all.position;
+    models::for_each_piece(all, layout_, [&](const auto* values, std::size_t at, std::size_t bytes) {
+      std::memcpy(first + at, values, bytes);
+    });
   }
 
   models::Done run(const models::Work& work, const models::ExecutionOptions& /*options*/) override {
@@ -168,8 +154,8 @@ class ToyExecutor final : public models::Executor {
   void logits(models::Slot first, int count, std::span<float> to) override {
     if (log_) ++log_->fetched;
     for (int b = 0; b < count; ++b) {
-      const std::vector<float>& from = at(first, b).logits;
-      std::copy(from.begin(), from.end(), to.begin() + b * std::ssize(from));
+      const std::span<float> from = part(slot(first, b), kLogits);
+      std::ranges::copy(from, to.begin() + b * std::ssize(from));
     }
   }
   bool draw(std::span<const models::Draw> draws, std::span<int> tokens, std::span<float> logprobs) override {
@@ -210,7 +196,7 @@ class ToyExecutor final : public models::Executor {
         const models::Run run{next_.slot, position_++, 0, 1};
         executor_.step({&token_, 1}, {&run, 1}, {});
       }
-      const Sample sample = sampled(next_, recent_);
+      const Sample sample = executor_.sampled(next_, recent_);
       token_ = std::max(sample.token, 0);
       waiting_.emplace_back(sample.token, logprobs_ ? sample.logprob : 0.0F);
       recent_.push_back(token_);
@@ -235,112 +221,79 @@ class ToyExecutor final : public models::Executor {
     std::vector<std::pair<int, float>> waiting_;
   };
 
-  /// Of one sequence; as models::HostState with a batch of 1.
-  struct State {
-    std::int64_t position = 0;
-    std::vector<float> h, memory;
-    std::vector<double> segment_sum;
-    std::vector<float> logits;
-  };
-
-  static State& at(models::Slot first, int sequence = 0) { return reinterpret_cast<State*>(first)[sequence]; }
+  /// The parts of the layout, which are fp32 but for kSegmentSum.
+  enum Part : std::size_t { kH, kMemory, kSegmentSum, kLogits };
+  template <class T = float>
+  std::span<T> part(models::Slot slot, Part which) const {
+    const models::StatePart& found = layout_.parts[which];
+    return {reinterpret_cast<T*>(slot + found.offset), static_cast<std::size_t>(found.rows * found.cols)};
+  }
+  models::Slot slot(models::Slot first, int sequence) const {
+    return first + static_cast<std::size_t>(sequence) * slot_bytes();
+  }
+  std::int64_t& position_of(models::Slot slot) const {
+    return *reinterpret_cast<std::int64_t*>(slot + slot_bytes() - sizeof(std::int64_t));
+  }
+  void check(models::Slot slot, std::int64_t position) const {
+    if (position_of(slot) != position) throw std::logic_error("the caller is mistaken about a sequence's position");
+  }
   /// What the sampler draws, or why there is nothing.
-  static Sample sampled(const models::Draw& draw, std::span<const int> recent) {
+  Sample sampled(const models::Draw& draw, std::span<const int> recent) const {
+    const std::span<const float> logits = part(draw.slot, kLogits);
     try {
-      return Sampler(draw.options).sample(at(draw.slot).logits, recent, draw.step, draw.sequence);
+      return Sampler(draw.options).sample(logits, recent, draw.step, draw.sequence);
     } catch (const NumericError&) {
-      const std::vector<float>& logits = at(draw.slot).logits;
-      const bool is_sound = std::all_of(logits.begin(), logits.end(), [](float x) { return x < HUGE_VALF; });
+      const bool is_sound = std::ranges::all_of(logits, [](float x) { return x < HUGE_VALF; });
       return {is_sound ? kNoCandidate : kFaultyRow, 0.0F};
     }
   }
-  static State& checked(models::Slot first, int sequence, std::int64_t position) {
-    State& state = at(first, sequence);
-    if (state.position != position) throw std::logic_error("the caller is mistaken about a sequence's position");
-    return state;
-  }
-  /// Floats of one layer's memory; and those that segments have filled.
-  std::size_t memory_floats() const { return static_cast<std::size_t>(config_.memory_slots * config_.model_dim); }
-  std::size_t filled(std::int64_t position) const {
-    return static_cast<std::size_t>(std::min(config_.memory_slots, position / config_.memory_segment) *
-                                    config_.model_dim);
-  }
-  std::size_t layers() const { return static_cast<std::size_t>(config_.num_layers); }
-
   void record(std::span<const models::Run> runs) {
     if (!log_) return;
     std::vector<std::int64_t>& rows = log_->calls.emplace_back();
     for (const models::Run& run : runs) rows.push_back(run.rows);
   }
-  void zero(models::Slot first, int count) {
-    const std::size_t cells = layers() * static_cast<std::size_t>(config_.model_dim);
-    for (int b = 0; b < count; ++b) {
-      at(first, b) = {0,
-                      std::vector<float>(cells),
-                      std::vector<float>(cells * static_cast<std::size_t>(config_.memory_slots)),
-                      std::vector<double>(cells),
-                      {}};
-    }
-  }
-
-  template <class T>
-  static void append(std::vector<T>& to, const std::vector<T>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  }
-  template <class T>
-  void append(std::vector<T>& to, const std::vector<T>& from, std::size_t layer, std::size_t most = SIZE_MAX) const {
-    const std::size_t per = from.size() / layers();
-    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(layer * per);
-    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(std::min(per, most)));
-  }
-  template <class T>
-  void take(std::vector<T>& to, const std::vector<T>& from, std::size_t layer, std::size_t b, std::size_t batch) const {
-    const std::size_t per = from.size() / layers() / batch;
-    const auto begin = from.begin() + static_cast<std::ptrdiff_t>((layer * batch + b) * per);
-    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(per));
-  }
 
   void consume(const models::Run& run, std::int64_t row, const models::Work& work) {
-    State& state = checked(run.slot, 0, run.position + row);
+    check(run.slot, run.position + row);
     const auto at_row = static_cast<std::size_t>(run.first_row + row);
     const int token = work.tokens[at_row];
-    const bool is_scored = state.position > 0 && !(work.is_piece && row == 0);
-    if (!work.logprobs.empty()) work.logprobs[at_row] = is_scored ? logprob(state.logits, token) : 0.0F;
-    remember(state, token);
-    ++state.position;
-    const double summary = summarise(state);
-    state.logits.resize(static_cast<std::size_t>(config_.vocab_size));
-    for (std::size_t v = 0; v < state.logits.size(); ++v) {
-      state.logits[v] = logits_of_(summary, state.position, static_cast<int>(v));
-    }
+    const std::span<float> logits = part(run.slot, kLogits);
+    std::int64_t& position = position_of(run.slot);
+    const bool is_scored = position > 0 && !(work.is_piece && row == 0);
+    if (!work.logprobs.empty()) work.logprobs[at_row] = is_scored ? logprob(logits, token) : 0.0F;
+    remember(run.slot, token);
+    ++position;
+    const double summary = summarise(run.slot);
+    for (std::size_t v = 0; v < logits.size(); ++v) logits[v] = logits_of_(summary, position, static_cast<int>(v));
     if (work.is_piece && row + 1 == run.rows && at_row + 1 < work.tokens.size()) {
-      work.logprobs[at_row + 1] = logprob(state.logits, work.tokens[at_row + 1]);
+      work.logprobs[at_row + 1] = logprob(logits, work.tokens[at_row + 1]);
     }
   }
 
-  void remember(State& state, int token) const {
+  void remember(models::Slot slot, int token) const {
     const auto dim = static_cast<std::size_t>(config_.model_dim);
     const auto slots = static_cast<std::size_t>(config_.memory_slots);
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      for (std::size_t d = 0; d < dim; ++d) {
-        const std::size_t cell = layer * dim + d;
-        state.h[cell] = 0.9F * state.h[cell] + static_cast<float>(wave(token + 1.0 + static_cast<double>(d + layer)));
-        state.segment_sum[cell] += static_cast<double>(state.h[cell]);
-        if ((state.position + 1) % config_.memory_segment == 0) {
-          const auto slot = static_cast<std::size_t>(state.position / config_.memory_segment % config_.memory_slots);
-          state.memory[(layer * slots + slot) * dim + d] =
-              static_cast<float>(state.segment_sum[cell] / static_cast<double>(config_.memory_segment));
-          state.segment_sum[cell] = 0.0;
-        }
+    const std::int64_t position = position_of(slot);
+    const std::span<float> h = part(slot, kH), memory = part(slot, kMemory);
+    const std::span<double> segment_sum = part<double>(slot, kSegmentSum);
+    for (std::size_t cell = 0; cell < h.size(); ++cell) {
+      const std::size_t layer = cell / dim, d = cell % dim;
+      h[cell] = 0.9F * h[cell] + static_cast<float>(wave(token + 1.0 + static_cast<double>(d + layer)));
+      segment_sum[cell] += static_cast<double>(h[cell]);
+      if ((position + 1) % config_.memory_segment == 0) {
+        const auto filled = static_cast<std::size_t>(position / config_.memory_segment % config_.memory_slots);
+        memory[(layer * slots + filled) * dim + d] =
+            static_cast<float>(segment_sum[cell] / static_cast<double>(config_.memory_segment));
+        segment_sum[cell] = 0.0;
       }
     }
   }
 
-  static double summarise(const State& state) {
+  double summarise(models::Slot slot) const {
     double sum = 0.0;
-    for (const float x : state.h) sum += static_cast<double>(x);
-    for (const float x : state.memory) sum += static_cast<double>(x);
-    for (const double x : state.segment_sum) sum += x;
+    for (const float x : part(slot, kH)) sum += static_cast<double>(x);
+    for (const float x : part(slot, kMemory)) sum += static_cast<double>(x);
+    for (const double x : part<double>(slot, kSegmentSum)) sum += x;
     return sum;
   }
 
@@ -351,6 +304,7 @@ class ToyExecutor final : public models::Executor {
   }
 
   models::Config config_;
+  models::StateLayout layout_;
   std::shared_ptr<ToyLog> log_;
   Logits logits_of_;
 };
