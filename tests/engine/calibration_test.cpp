@@ -9,20 +9,15 @@
 #include "tests/support/quantized_reader.h"
 #include "tests/support/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using engine::Calibration;
 using engine::ColumnInputs;
 using engine::Scheme;
 using engine::SecondOrder;
-using test::expect_says;
-using test::plain;
-using test::RawTensor;
-using test::refusal;
-using test::TempFolder;
 
-const std::filesystem::path kTinyModel = test::folder_of("tiny"), kTwoExperts = test::folder_of("upstream/mmrec100m");
+const std::filesystem::path kTinyModel = folder_of("tiny"), kTwoExperts = folder_of("upstream/mmrec100m");
 
 std::vector<int> some_tokens(std::size_t count, int vocab) {
   std::vector<int> tokens(count);
@@ -128,7 +123,7 @@ TEST_P(Calibrated, ProductsChangeLessThanByRoundingToTheNearest) {
         const auto byte = static_cast<unsigned>(numbers[scheme.type == QuantizedType::kInt4 ? i / 2 : i]);
         const double number = scheme.type == QuantizedType::kInt4 ? static_cast<double>(byte >> (4 * (c % 2)) & 15U) - 8
                               : scheme.type == QuantizedType::kInt8 ? static_cast<signed char>(byte)
-                                                                    : test::e4m3(byte);
+                                                                    : e4m3(byte);
         const std::size_t group = i / (scheme.group == 0 ? kCols : static_cast<std::size_t>(scheme.group));
         difference[c] = static_cast<double>(weights[i]) -
                         number * static_cast<double>(kernels::to_float(scales[calibrated][group]));
@@ -188,7 +183,7 @@ TEST(CalibrationOfAModel, SumsTheInputsOfEachProduct) {
   std::int64_t told = 0;
   Calibration calibration(kTinyModel, tokens, kDamping, 2, [&](std::int64_t done) { return told = done, true; });
   EXPECT_GT(told, 512);
-  const test::Tensors tensors = test::tensors_of(kTinyModel);
+  const Tensors tensors = tensors_of(kTinyModel);
   const RawTensor& embedding = tensors.at("embedding.weight");
   const RawTensor& norm = tensors.at("blocks.0.norm1.weight");
   const auto dim = static_cast<std::size_t>(embedding.shape[1]);
@@ -227,7 +222,7 @@ TEST(CalibrationOfAModel, ThreadsChangeNoByteAndExpertsAreSummedApart) {
   for (int i = 0; i < 3; ++i) {
     const std::filesystem::path to = out / std::to_string(i);
     quantize_model(kTwoExperts, to, {.threads = 1 + 3 * i, .calibration = i == 2 ? std::vector<int>() : tokens});
-    files[i] = test::read_file(to / "model.safetensors");
+    files[i] = read_file(to / "model.safetensors");
   }
   EXPECT_TRUE(files[0] == files[1]);
   EXPECT_FALSE(files[0] == files[2]);
@@ -256,4 +251,4 @@ TEST(CalibrationOfAModel, RefusesIdsAndEndsWhenCancelled) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -9,16 +9,16 @@
 
 #if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 class Fork : public testing::TestWithParam<std::string> {};
 
 TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
-  const Model model = Model::load(test::folder_of(GetParam()), {.device = Device::kCpu, .threads = 3});
+  const Model model = Model::load(folder_of(GetParam()), {.device = Device::kCpu, .threads = 3});
   std::vector<int> tokens(40);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);
-  Session session = test::begun(model, tokens);
+  Session session = begun(model, tokens);
   const std::vector<std::byte> state = session.save();
   const auto go_on = [&] {
     session.restore(state);
@@ -55,6 +55,6 @@ INSTANTIATE_TEST_SUITE_P(Models, Fork, testing::Values("tiny", "upstream/hem", "
                          });
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test
 
 #endif

@@ -12,10 +12,10 @@
 #include "tests/engine/sessions.h"
 #include "tests/support/model_folder.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
-const std::filesystem::path kTiny = test::folder_of("tiny");
+const std::filesystem::path kTiny = folder_of("tiny");
 
 bool tries_all() {
   const char* wish = std::getenv("MMREC_FAULTS");
@@ -34,9 +34,9 @@ std::vector<float> logits_after(const Model& model, int count) {
 class SavedTwice : public testing::Test {
  protected:
   SavedTwice() {
-    const Model model = test::on_cpu(kTiny);
+    const Model model = on_cpu(kTiny);
     for (const int count : {3, 60}) {  // of different lengths
-      Session session = test::begun(model, std::vector<int>(static_cast<std::size_t>(count), 7));
+      Session session = begun(model, std::vector<int>(static_cast<std::size_t>(count), 7));
       saved_.push_back(save_sequence(session, {}));
       bytes_.push_back(encode_sequence(saved_.back()));
     }
@@ -58,7 +58,7 @@ class SavedTwice : public testing::Test {
     ::_exit(code);
   }
 
-  test::TempFolder folder_;
+  TempFolder folder_;
   std::vector<SavedSequence> saved_;
   std::vector<std::vector<std::byte>> bytes_;
 };
@@ -98,18 +98,18 @@ TEST_F(SavedTwice, TwoProcessesAtOnePathWriteWholeFiles) {
 // Each load gives the model that a folder held at some time, or says what is wrong; no signal, no other numbers.
 TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   namespace fs = std::filesystem;
-  const test::TempFolder folder;
+  const TempFolder folder;
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"}) {
     fs::copy_file(kTiny / name, folder / name);
   }
-  const std::vector<float> expected = logits_after(test::on_cpu(kTiny), 9);
+  const std::vector<float> expected = logits_after(on_cpu(kTiny), 9);
   std::jthread changes([&](const std::stop_token& stop) {
     std::mt19937 random(3);
     const auto wait = [&](unsigned most) { std::this_thread::sleep_for(std::chrono::microseconds(random() % most)); };
     std::error_code ignored;
     while (!stop.stop_requested()) {
       const char* name = random() % 4 == 0 ? "config.json" : "model.safetensors";
-      const std::string whole = test::read_file(kTiny / name);
+      const std::string whole = read_file(kTiny / name);
       const fs::path path = folder / name;
       if (random() % 2 == 0) {
         fs::resize_file(path, random() % whole.size(), ignored);  // shrinks in place
@@ -118,9 +118,9 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
       }
       wait(300);
       if (random() % 2 == 0) {
-        test::write_file(path, whole);  // comes back from the beginning on
+        write_file(path, whole);  // comes back from the beginning on
       } else {
-        test::write_file(folder / "new", whole);
+        write_file(folder / "new", whole);
         fs::rename(folder / "new", path, ignored);
       }
       wait(5000);  // a load takes about 1 ms
@@ -131,7 +131,7 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
   int refused = 0;
   while (loaded < wanted && refused < 1000 * wanted) {
     try {
-      const Model model = test::on_cpu(folder.path());
+      const Model model = on_cpu(folder.path());
       ++loaded;
       ASSERT_EQ(logits_after(model, 9), expected);
     } catch (const std::runtime_error& error) {  // system errors too
@@ -151,31 +151,31 @@ TEST(Interference, AFolderThatChangesWhileItIsLoaded) {
 // Weights that are renamed over others while a folder is loaded: a load has all of one or all of the other.
 TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
   namespace fs = std::filesystem;
-  const test::TempFolder folder;
+  const TempFolder folder;
   fs::copy_file(kTiny / "config.json", folder / "config.json");
   const fs::path path = folder / "model.safetensors";
-  test::EditableCheckpoint checkpoint(kTiny / "model.safetensors");
+  EditableCheckpoint checkpoint(kTiny / "model.safetensors");
   std::vector<std::vector<float>> expected;
   std::vector<std::string> contents;
   for (const float factor : {1.0F, -0.5F}) {  // of every tensor, so that any mixture would give other numbers
-    for (test::EditableTensor& tensor : checkpoint.tensors) {
+    for (EditableTensor& tensor : checkpoint.tensors) {
       for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i) tensor.set(i, tensor.at(i) * factor);
     }
     checkpoint.write(path);
-    contents.push_back(test::read_file(path));
-    expected.push_back(logits_after(test::on_cpu(folder.path()), 9));
+    contents.push_back(read_file(path));
+    expected.push_back(logits_after(on_cpu(folder.path()), 9));
   }
   ASSERT_NE(expected[0], expected[1]);
   std::jthread changes([&](const std::stop_token& stop) {
     for (std::size_t i = 0; !stop.stop_requested(); ++i) {
-      test::write_file(folder / "new", contents[i % 2]);
+      write_file(folder / "new", contents[i % 2]);
       fs::rename(folder / "new", path);
     }
   });
   int seen[2] = {0, 0};
   for (int i = 0, loads = tries_all() ? 10000 : 500; i < loads; ++i) {
     std::vector<float> got;
-    EXPECT_NO_THROW(got = logits_after(test::on_cpu(folder.path()), 9)) << "load " << i;
+    EXPECT_NO_THROW(got = logits_after(on_cpu(folder.path()), 9)) << "load " << i;
     const bool is_second = got == expected[1];
     if (!is_second && got != expected[0]) ADD_FAILURE() << "load " << i << " has other numbers";
     ++seen[is_second ? 1 : 0];
@@ -188,4 +188,4 @@ TEST(Interference, ReplacedWeightsAreOneOrTheOther) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

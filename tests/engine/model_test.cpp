@@ -11,17 +11,17 @@
 #include "tests/engine/sessions.h"
 #include "tests/support/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
-std::filesystem::path fixture(const std::string& name) { return test::folder_of("upstream/" + name); }
+std::filesystem::path fixture(const std::string& name) { return folder_of("upstream/" + name); }
 
 TEST(Bf16Advice, IsForAModelInFp32OnAGpu) {
   ModelInfo info;
   info.bytes_per_token = 200'000'000;
   info.device = Device::kCuda;
   const std::string advice = bf16_advice(info, "--precision bf16");
-  test::expect_says(advice, {"With --precision bf16 a token reads 100 MB", "in place of 200 MB", "docs/numerics.md"});
+  expect_says(advice, {"With --precision bf16 a token reads 100 MB", "in place of 200 MB", "docs/numerics.md"});
   info.precision = Precision::kBF16;
   EXPECT_EQ(bf16_advice(info, "--precision bf16"), "");
   info.precision = Precision::kF32;
@@ -30,7 +30,7 @@ TEST(Bf16Advice, IsForAModelInFp32OnAGpu) {
 }
 
 const Model& bundled_model() {
-  static const Model model = test::on_cpu(test::folder_of("mmrec-12m"));
+  static const Model model = on_cpu(folder_of("mmrec-12m"));
   return model;
 }
 
@@ -65,7 +65,7 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
   std::vector<std::string> warnings;
   options.on_warning = [&](std::string_view text) { warnings.emplace_back(text); };
   options.device = Device::kCuda;
-  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
+  EXPECT_EQ(refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
             "no usable CUDA device (" + reason + ")");
   EXPECT_TRUE(warnings.empty());
 
@@ -87,7 +87,7 @@ TEST(LoadedModel, ThatMustRunOnAGpuSaysWhyItCannot) {
 
   options.device = Device::kAuto;
   options.precision = Precision::kF16;
-  EXPECT_EQ(test::refusal([&] { Model::load(fixture("mdi"), options); }),
+  EXPECT_EQ(refusal([&] { Model::load(fixture("mdi"), options); }),
             "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16: no usable CUDA device (" +
                 reason + ")");
   EXPECT_TRUE(warnings.empty());
@@ -107,14 +107,14 @@ TEST(LoadedModel, AGpuHasANumber) {
   for (const Device device : {Device::kAuto, Device::kCpu, Device::kCuda}) {
     options.device = device;
     options.gpu = -1;
-    EXPECT_EQ(test::refusal([&] { Model::load("/nonexistent", options); }), "load option gpu: found -1, expected >= 0");
+    EXPECT_EQ(refusal([&] { Model::load("/nonexistent", options); }), "load option gpu: found -1, expected >= 0");
   }
   options.device = Device::kCpu;  // where a number means nothing
   options.gpu = 1000;
   EXPECT_EQ(Model::load(fixture("mdi"), options).info().gpu, -1);
   options.device = Device::kCuda;
   const std::string says = models::cuda_unusable_reason(1000);
-  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
+  EXPECT_EQ(refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", options); }),
             "no usable CUDA device (" + says + ")");
 }
 
@@ -156,7 +156,7 @@ TEST(LoadedModel, InfoDescribesTheFolder) {
 
 TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
   for (const char* name : {"mdi", "dpg", "hem", "segments"}) {
-    const ModelInfo info = test::on_cpu(fixture(name)).info();
+    const ModelInfo info = on_cpu(fixture(name)).info();
     const auto row = static_cast<std::uint64_t>(info.model_dim) * 4;  // fp32
     const std::uint64_t tied = info.weight_bytes + row;               // the head is read, and a row again as embedding
     const std::uint64_t untied = info.weight_bytes - static_cast<std::uint64_t>(info.vocab_size - 1) * row;
@@ -167,9 +167,9 @@ TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
 }
 
 TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
-  const Model a = test::on_cpu(fixture("mdi"));
-  const Model b = test::on_cpu(fixture("dpg"));
-  EXPECT_EQ(a.info().fingerprint, test::on_cpu(fixture("mdi")).info().fingerprint);
+  const Model a = on_cpu(fixture("mdi"));
+  const Model b = on_cpu(fixture("dpg"));
+  EXPECT_EQ(a.info().fingerprint, on_cpu(fixture("mdi")).info().fingerprint);
   EXPECT_NE(a.info().fingerprint, b.info().fingerprint);
   Session from = a.new_session();
   from.step(std::vector<int>{1});
@@ -178,7 +178,7 @@ TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
 }
 
 TEST(LoadedModel, ScoresDependNeitherOnTheGroupNorOnHowManyShareThem) {
-  const Model model = test::on_cpu(fixture("segments"));
+  const Model model = on_cpu(fixture("segments"));
   const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
   std::vector<std::vector<int>> documents;
   std::vector<std::size_t> lengths = {40, 38, 2, 33, 35, 300, 1};
@@ -196,7 +196,7 @@ TEST(LoadedModel, ScoresDependNeitherOnTheGroupNorOnHowManyShareThem) {
       EXPECT_NEAR(alone[d].logprobs[i], grouped[d].logprobs[i], 2e-5) << "document " << d << " token " << i + 1;
     }
   }
-  const std::vector<Model> models = {model, test::on_cpu(fixture("segments")), test::on_cpu(fixture("segments"))};
+  const std::vector<Model> models = {model, on_cpu(fixture("segments")), on_cpu(fixture("segments"))};
   options.session.threads = 1;
   const auto shared = Scorer(models, options).score(documents);
   for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(shared[d].logprobs, grouped[d].logprobs) << d;
@@ -206,7 +206,7 @@ class BundledModel : public testing::TestWithParam<PrefillMode> {};
 
 TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {
   Session session = bundled_model().new_session(1, {.prefill = GetParam()});
-  test::expect_held_out_logprobs(session, 1e-3F, 0.05);
+  expect_held_out_logprobs(session, 1e-3F, 0.05);
   // 16 segments of 256 tokens: the memory slots took part.
   EXPECT_GT(session.position(), 8 * bundled_model().info().memory_segment);
 }
@@ -229,4 +229,4 @@ TEST(Version, NamesTheBackends) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

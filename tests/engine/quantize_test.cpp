@@ -11,26 +11,13 @@
 #include "tests/support/quantized_reader.h"
 #include "tests/support/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::EditableCheckpoint;
-using test::EditableTensor;
-using test::expect_says;
-using test::file_refusal;
-using test::RawTensor;
-using test::refusal;
-using test::TempFolder;
 using Json = nlohmann::ordered_json;
-using test::elements;
-using test::nearest;
-using test::plain;
-using test::QuantizedReading;
-using test::Tensors;
-using test::tensors_of;
 
-const fs::path kTinyFolder = test::folder_of("tiny"), kUpstreamFolder = test::folder_of("upstream");
+const fs::path kTinyFolder = folder_of("tiny"), kUpstreamFolder = folder_of("upstream");
 
 /// A model in bf16, in two shards, with every other file of a model's folder.
 const fs::path& stored_folder() {
@@ -40,7 +27,7 @@ const fs::path& stored_folder() {
     models::write_synthetic_model(whole.path(),
                                   models::Mmrec::synthetic({.dim = 128, .layers = 2, .vocab = 300, .ffn = 256}),
                                   kernels::DType::kBF16, 1);
-    test::write_shards(whole.path(), folder.path());
+    write_shards(whole.path(), folder.path());
     fs::copy(whole / "config.json", folder / "config.json");
     for (const auto& entry : fs::directory_iterator(kTinyFolder)) {
       const fs::path name = entry.path().filename();
@@ -99,7 +86,7 @@ class Made {
   explicit Made(std::vector<EditableTensor> tensors) : checkpoint_(kTinyFolder / "model.safetensors") {
     checkpoint_.tensors = std::move(tensors);
     checkpoint_.write(folder_ / "model.safetensors");
-    test::write_file(folder_ / "config.json", R"({"model_type": "mmrec"})");
+    write_file(folder_ / "config.json", R"({"model_type": "mmrec"})");
   }
   const fs::path& path() const { return folder_.path(); }
 
@@ -147,7 +134,7 @@ TEST_P(Quantized, NumbersAreTheNearestAndScalesNoWorseThanThatOfTheLargest) {
     const Tensors after = tensors_of(to);
     EXPECT_GE(model.matrices.size(), 4U);
     for (const QuantizedMatrix& of : model.matrices) {
-      const QuantizedReading read_back = test::read_quantized(after, of.name);
+      const QuantizedReading read_back = read_quantized(after, of.name);
       EXPECT_EQ(read_back.rows, of.rows);
       EXPECT_EQ(read_back.cols, of.cols);
       EXPECT_EQ(read_back.group, of.group == 0 ? of.cols : of.group);
@@ -235,7 +222,7 @@ TEST(QuantizedFolder, BytesDoNotDependOnThreads) {
     models[i] = quantized(made.path(), out / std::to_string(i), {.type = QuantizedType::kInt4, .threads = 1 + 4 * i});
   }
   for (const char* file : {"model.safetensors", "config.json"}) {
-    EXPECT_TRUE(test::read_file(out / "0" / file) == test::read_file(out / "1" / file)) << file;
+    EXPECT_TRUE(read_file(out / "0" / file) == read_file(out / "1" / file)) << file;
   }
   EXPECT_EQ(models[0].matrices[0].error, models[1].matrices[0].error);
 }
@@ -243,7 +230,7 @@ TEST(QuantizedFolder, BytesDoNotDependOnThreads) {
 TEST(QuantizedFolder, HasAllElseOfTheModelAsItWas) {
   const TempFolder in;
   fs::copy(stored_folder(), in.path(), fs::copy_options::recursive);
-  test::write_file(in / "notes.txt", "no file of a model");
+  write_file(in / "notes.txt", "no file of a model");
   const TempFolder out;
   const QuantizedModel model =
       quantized(in.path(), out.path(), {.type = QuantizedType::kInt4, .keep = {"*.W_q", "embed*"}});
@@ -253,7 +240,7 @@ TEST(QuantizedFolder, HasAllElseOfTheModelAsItWas) {
     EXPECT_EQ(fs::exists(out / name), name != "notes.txt") << name;
     ++files;
     if (name == "config.json" || name.starts_with("model") || name == "notes.txt") continue;
-    EXPECT_TRUE(test::read_file(out / name) == test::read_file(entry.path())) << name;
+    EXPECT_TRUE(read_file(out / name) == read_file(entry.path())) << name;
   }
   EXPECT_EQ(static_cast<std::size_t>(std::distance(fs::directory_iterator(out.path()), {})), files - 1);
 
@@ -275,13 +262,13 @@ TEST(QuantizedFolder, HasAllElseOfTheModelAsItWas) {
   EXPECT_EQ(copied, 2U * 18U + 2U);  // biases, norms and W_q of both kinds; embedding and the last norm
 
   const auto index_of = [](const fs::path& folder) {
-    return Json::parse(test::read_file(folder / "model.safetensors.index.json"));
+    return Json::parse(read_file(folder / "model.safetensors.index.json"));
   };
   const Json index = index_of(out.path());
   EXPECT_EQ(index["metadata"]["total_size"], model.bytes_after);
   Json found = Json::object();
   for (const char* shard : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
-    for (const RawTensor& tensor : test::read_safetensors(out / shard)) found[tensor.name] = shard;
+    for (const RawTensor& tensor : read_safetensors(out / shard)) found[tensor.name] = shard;
   }
   EXPECT_EQ(found.size(), after.size());
   EXPECT_EQ(nlohmann::json(index["weight_map"]), nlohmann::json(found));
@@ -294,8 +281,8 @@ TEST(QuantizedFolder, HasAllElseOfTheModelAsItWas) {
 TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
   const TempFolder out;
   quantized(stored_folder(), out / "q", {.type = QuantizedType::kInt4, .keep = {"blocks.?.W_q"}});
-  const std::string before = test::read_file(stored_folder() / "config.json");
-  const std::string after = test::read_file(out / "q" / "config.json");
+  const std::string before = read_file(stored_folder() / "config.json");
+  const std::string after = read_file(out / "q" / "config.json");
   const std::size_t kept = before.find_last_not_of(" \n}") + 1;
   EXPECT_EQ(after.substr(0, kept), before.substr(0, kept));
   const Json quantization = Json::parse(after).at("quantization_config");
@@ -319,7 +306,7 @@ TEST(QuantizedFolder, ConfigSaysHowAndKeepsWhatItSaid) {
     EXPECT_EQ(group["targets"].size(), is_int4 ? 16U : 11U);
   }
   quantized(stored_folder(), out / "fp8", {.type = QuantizedType::kFp8});
-  const Json fp8 = Json::parse(test::read_file(out / "fp8" / "config.json")).at("quantization_config");
+  const Json fp8 = Json::parse(read_file(out / "fp8" / "config.json")).at("quantization_config");
   EXPECT_EQ(fp8["format"], "mixed-precision");
   for (const auto& [name, group] : fp8["config_groups"].items()) {
     const bool is_embedding = group["targets"] == Json({"embedding"});
@@ -394,4 +381,4 @@ TEST(QuantizeOptions, OutOfRangeAreRefused) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

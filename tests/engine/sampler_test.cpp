@@ -6,7 +6,7 @@
 #include "tests/support/refusal.h"
 #include "tests/support/sampling.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -44,10 +44,10 @@ TEST(Sampler, AgreesWithTheChainDoneBySorting) {
     Sampler sampler(o);
     std::vector<float> penalised = logits;
     const auto window = std::min(std::ssize(recent), std::ptrdiff_t{o.repetition_window});
-    test::penalise(penalised, {recent.end() - window, recent.end()}, o.repetition_penalty);
+    penalise(penalised, {recent.end() - window, recent.end()}, o.repetition_penalty);
     for (std::uint64_t step = 0; step < 20; ++step) {
       const int token = sampler.sample(logits, recent, step).token;
-      ASSERT_EQ(token, test::reference_sample(o, penalised, step).token) << "round " << round << " step " << step;
+      ASSERT_EQ(token, reference_sample(o, penalised, step).token) << "round " << round << " step " << step;
       distinct_from_greedy +=
           token != static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     }
@@ -62,8 +62,7 @@ TEST(Sampler, LogprobIsTheRawLogSoftmax) {
   const Sample s = Sampler(o).sample(logits, recent, 0);
   EXPECT_EQ(s.token, 0);
   EXPECT_NEAR(s.logprob, 1.0 - std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0)), 1e-6);
-  EXPECT_NEAR(Sampler(test::kPlainSampler).sample(std::vector<float>{3e38F, 3e38F}, {}, 0).logprob, -std::log(2.0),
-              1e-6);
+  EXPECT_NEAR(Sampler(kPlainSampler).sample(std::vector<float>{3e38F, 3e38F}, {}, 0).logprob, -std::log(2.0), 1e-6);
 }
 
 TEST(Sampler, DependsOnSeedSequenceAndStepOnly) {
@@ -91,7 +90,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   std::vector<float> logits;
   const std::vector<double> p = {0.5, 0.25, 0.15, 0.07, 0.03};
   for (const double x : p) logits.push_back(static_cast<float>(std::log(x)));
-  Sampler sampler(test::kPlainSampler);
+  Sampler sampler(kPlainSampler);
   constexpr int kDraws = 100000;
   std::vector<int> counts(p.size());
   for (int i = 0; i < kDraws; ++i)
@@ -105,7 +104,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
 }
 
 TEST(Sampler, DrawsWhatItsFiltersPromise) {
-  for (const test::SampleCase& one : test::sample_cases()) {
+  for (const SampleCase& one : sample_cases()) {
     Sampler sampler(one.options);
     std::set<int> tokens;
     for (std::uint64_t step = 0; step < 2000; ++step) tokens.insert(sampler.sample(one.logits, {}, step).token);
@@ -156,14 +155,14 @@ TEST(Sampler, TheSchemaOfItsOptionsSaysWhatTheTableSays) {
 TEST(Sampler, NamesTheNumericFaultAndTheStep) {
   Sampler sampler;
   const auto fault = [&](std::vector<float> logits) {
-    return test::refusal<NumericError>([&] { sampler.sample(logits, {}, 17); });
+    return refusal<NumericError>([&] { sampler.sample(logits, {}, 17); });
   };
   EXPECT_EQ(fault({1.0F, std::nanf("")}), "step 17: logit of token 1 is NaN, expected a finite number or -inf");
   EXPECT_EQ(fault({kInf, 1.0F}), "step 17: logit of token 0 is +inf, expected a finite number or -inf");
   EXPECT_EQ(fault({-kInf, -kInf}), "step 17: all 2 logits are -inf");
   EXPECT_THROW(sampler.sample({}, {}, 0), std::invalid_argument);
   SamplerOptions o{.vocab_limit = 1};
-  EXPECT_EQ(test::refusal<NumericError>([&] {
+  EXPECT_EQ(refusal<NumericError>([&] {
               Sampler(o).sample(std::vector<float>{-kInf, 0.0F}, {}, 3);
             }),
             "step 3: all 1 logits that may be drawn are -inf");
@@ -176,7 +175,7 @@ TEST(Sampler, RefusesOptionsOutOfRange) {
   const auto refused = [](auto member, auto value) {
     SamplerOptions o;
     o.*member = value;
-    return test::refusal([&] { Sampler sampler(o); });
+    return refusal([&] { Sampler sampler(o); });
   };
   const float nan = std::nanf("");
   EXPECT_EQ(refused(&SamplerOptions::temperature, -0.5F),
@@ -192,4 +191,4 @@ TEST(Sampler, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -2,12 +2,12 @@
 
 #include "tests/support/model_folder.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using engine::SplitPattern;
-using test::error_of;
-using test::expect_says;
+using engine::with_unicode_white_space;
+using List = std::vector<std::string>;
 
 std::vector<std::string> pieces(const std::string& pattern, std::string_view text) {
   std::vector<std::string> out;
@@ -16,7 +16,6 @@ std::vector<std::string> pieces(const std::string& pattern, std::string_view tex
 }
 
 TEST(SplitPatterns, WhatNoMatchHoldsIsAPiece) {
-  using List = std::vector<std::string>;
   EXPECT_EQ(pieces("b+", "aabbab"), (List{"aa", "bb", "a", "b"}));
   EXPECT_EQ(pieces("", "ab"), List{"ab"});
   EXPECT_EQ(pieces("x*", "axxb"), (List{"a", "xx", "b"}));
@@ -25,7 +24,6 @@ TEST(SplitPatterns, WhatNoMatchHoldsIsAPiece) {
 }
 
 TEST(SplitPatterns, AreReadAsRustReadsThem) {
-  using List = std::vector<std::string>;
   EXPECT_EQ(pieces("\\s+$|.", "a \n"), (List{"a", " \n"}));  // $ ends the text, not a line
   EXPECT_EQ(pieces("a$|.|\n", "a\n"), (List{"a", "\n"}));
   EXPECT_EQ(pieces("\\s+|\\S+", "a\xE1\xA0\x8E z"), (List{"a\xE1\xA0\x8E", " ", "z"}));  // U+180E is no white space
@@ -35,17 +33,17 @@ TEST(SplitPatterns, AreReadAsRustReadsThem) {
 }
 
 TEST(SplitPatterns, WhiteSpaceInAndOutsideOfClasses) {
-  const std::string space = engine::with_unicode_white_space("[\\s]");
-  EXPECT_EQ(engine::with_unicode_white_space("\\s"), space);
-  EXPECT_EQ(engine::with_unicode_white_space("a\\\\s[b\\]]\\d[:]"), "a\\\\s[b\\]]\\d[:]");
-  EXPECT_EQ(engine::with_unicode_white_space("[]\\s]\\s"), "[]" + space.substr(1) + space);
-  EXPECT_EQ(engine::with_unicode_white_space("[^]\\s]"), "[^]" + space.substr(1));
-  EXPECT_EQ(engine::with_unicode_white_space("[[:alpha:]\\s]"), "[[:alpha:]" + space.substr(1));
-  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s[\\E\\s"), "\\Q\\s[\\E" + space);
-  EXPECT_EQ(engine::with_unicode_white_space("\\Q\\s"), "\\Q\\s");
-  EXPECT_EQ(engine::with_unicode_white_space("x\\"), "x\\");
-  EXPECT_EQ(pieces("[\\s-a]+", "b-a -"), (std::vector<std::string>{"b", "-a -"}));
-  EXPECT_EQ(pieces("[\\S]", "a b"), (std::vector<std::string>{"a", " ", "b"}));
+  const std::string space = with_unicode_white_space("[\\s]");
+  EXPECT_EQ(with_unicode_white_space("\\s"), space);
+  EXPECT_EQ(with_unicode_white_space("a\\\\s[b\\]]\\d[:]"), "a\\\\s[b\\]]\\d[:]");
+  EXPECT_EQ(with_unicode_white_space("[]\\s]\\s"), "[]" + space.substr(1) + space);
+  EXPECT_EQ(with_unicode_white_space("[^]\\s]"), "[^]" + space.substr(1));
+  EXPECT_EQ(with_unicode_white_space("[[:alpha:]\\s]"), "[[:alpha:]" + space.substr(1));
+  EXPECT_EQ(with_unicode_white_space("\\Q\\s[\\E\\s"), "\\Q\\s[\\E" + space);
+  EXPECT_EQ(with_unicode_white_space("\\Q\\s"), "\\Q\\s");
+  EXPECT_EQ(with_unicode_white_space("x\\"), "x\\");
+  EXPECT_EQ(pieces("[\\s-a]+", "b-a -"), (List{"b", "-a -"}));
+  EXPECT_EQ(pieces("[\\S]", "a b"), (List{"a", " ", "b"}));
 }
 
 TEST(SplitPatterns, AHostileOneEndsInAnError) {
@@ -58,4 +56,4 @@ TEST(SplitPatterns, AHostileOneEndsInAnError) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

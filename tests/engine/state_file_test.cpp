@@ -14,12 +14,12 @@
 #include "tests/support/model_folder.h"
 #include "tests/support/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 class StateFile : public testing::Test {
  protected:
-  Session after(const std::string& prompt) const { return test::begun(model_, tokenizer_.encode(prompt)); }
+  Session after(const std::string& prompt) const { return begun(model_, tokenizer_.encode(prompt)); }
   /// Generates, and consumes the last token too.
   std::vector<int> go_on(Session& session, const SamplerOptions& sampler, std::int64_t tokens) const {
     const GenerateResult result = generate(session, tokenizer_, {.sampler = sampler, .max_tokens = tokens});
@@ -27,9 +27,9 @@ class StateFile : public testing::Test {
     return result.tokens;
   }
 
-  test::TempFolder folder_;
-  Model model_ = test::on_cpu(test::folder_of("tiny"));
-  Tokenizer tokenizer_ = Tokenizer::load(test::folder_of("tiny"));
+  TempFolder folder_;
+  Model model_ = on_cpu(folder_of("tiny"));
+  Tokenizer tokenizer_ = Tokenizer::load(folder_of("tiny"));
 };
 
 /// Of state files: the last that brought options of the sampler.
@@ -80,10 +80,9 @@ TEST_F(StateFile, NoDamageOfTheFileReachesASession) {
   const std::vector<std::byte> bytes = encode_sequence(saved);
   Session session = after("was");
   const std::vector<std::byte> before = session.save();
-  test::write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   const auto is_refused = [&] {
-    const std::string reason =
-        test::file_refusal([&] { restore_sequence(session, read_state_file(path), &tokenizer_); });
+    const std::string reason = file_refusal([&] { restore_sequence(session, read_state_file(path), &tokenizer_); });
     return reason.starts_with(path.string()) && reason.find('\n') == std::string::npos && session.save() == before;
   };
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
@@ -107,7 +106,7 @@ TEST_F(StateFile, NoDamageOfTheFileReachesASession) {
   for (std::size_t bit = 0; bit < 8 * inner.state.size(); ++bit) {
     inner.state[bit / 8] ^= std::byte{1} << (bit % 8);
     const SavedSequence sealed_again = decode_sequence(encode_sequence(inner));
-    const std::string reason = test::file_refusal([&] { restore_sequence(session, sealed_again, &tokenizer_); });
+    const std::string reason = file_refusal([&] { restore_sequence(session, sealed_again, &tokenizer_); });
     ASSERT_TRUE(reason.starts_with("saved state: ") && session.save() == before) << "bit " << bit << ": " << reason;
     inner.state[bit / 8] = saved.state[bit / 8];
   }
@@ -131,46 +130,45 @@ TEST_F(StateFile, ForgedBytesCrashNothing) {
     const std::uint64_t crc = models::crc64(std::span(forged).first(forged.size() - 8));
     std::memcpy(forged.data() + forged.size() - 8, &crc, 8);
     refused +=
-        test::file_refusal([&] { restore_sequence(session, decode_sequence(forged), &tokenizer_); }) != "no error" ? 1
-                                                                                                                   : 0;
+        file_refusal([&] { restore_sequence(session, decode_sequence(forged), &tokenizer_); }) != "no error" ? 1 : 0;
   }
   EXPECT_GT(refused, 1500);
 }
 
 TEST_F(StateFile, WhatDoesNotBelongIsNamed) {
   SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
-  Session session = test::begun(model_, std::vector<int>{5});
+  Session session = begun(model_, std::vector<int>{5});
   const std::vector<std::byte> before = session.save();
   ++saved.tokenizer_fingerprint;
-  test::expect_says(test::file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }), {"another tokenizer"});
-  EXPECT_EQ(test::file_refusal([&] { restore_sequence(session, saved); }), "no error");
+  expect_says(file_refusal([&] { restore_sequence(session, saved, &tokenizer_); }), {"another tokenizer"});
+  EXPECT_EQ(file_refusal([&] { restore_sequence(session, saved); }), "no error");
   session.restore(before);
-  const Model other = test::on_cpu(test::folder_of("mmrec-12m"));
+  const Model other = on_cpu(folder_of("mmrec-12m"));
   Session of_other = other.new_session();
-  test::expect_says(test::file_refusal([&] { restore_sequence(of_other, saved); }), {"another model"});
+  expect_says(file_refusal([&] { restore_sequence(of_other, saved); }), {"another model"});
   saved.recent = {0, 100'000'000};
-  test::expect_says(test::file_refusal([&] { restore_sequence(session, saved); }), {"id 100000000"});
+  expect_says(file_refusal([&] { restore_sequence(session, saved); }), {"id 100000000"});
   EXPECT_EQ(session.save(), before);
 
-  test::write_file(folder_ / "text", std::string(300, 'x'));
-  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "text"); }), {"not a state file"});
-  test::write_file(folder_ / "short", "mmrecSQ\n");
-  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "short"); }), {"found 8 bytes"});
-  test::expect_says(test::file_refusal([&] { read_state_file(folder_.path()); }), {"a folder"});
+  write_file(folder_ / "text", std::string(300, 'x'));
+  expect_says(file_refusal([&] { read_state_file(folder_ / "text"); }), {"not a state file"});
+  write_file(folder_ / "short", "mmrecSQ\n");
+  expect_says(file_refusal([&] { read_state_file(folder_ / "short"); }), {"found 8 bytes"});
+  expect_says(file_refusal([&] { read_state_file(folder_.path()); }), {"a folder"});
   std::vector<std::byte> earlier = encode_sequence(saved);
   earlier[12] = std::byte{1};
-  EXPECT_EQ(test::file_refusal([&] { decode_sequence(earlier); }),
+  EXPECT_EQ(file_refusal([&] { decode_sequence(earlier); }),
             "state file: of an earlier version of mmrec: found format 1, expected " + std::to_string(kVersion) +
                 ". Make it again with this version");
-  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "none"); }), {"none"});
+  expect_says(file_refusal([&] { read_state_file(folder_ / "none"); }), {"none"});
 }
 
 TEST_F(StateFile, IsOfOneSequence) {
   Session two = model_.new_session(2);
-  EXPECT_EQ(test::refusal([&] { save_sequence(two); }), "save_sequence: found a batch of 2, expected 1");
+  EXPECT_EQ(refusal([&] { save_sequence(two); }), "save_sequence: found a batch of 2, expected 1");
   const SavedSequence saved = save_sequence(after("x"));
   EXPECT_EQ(saved.tokenizer_fingerprint, 0U);
-  EXPECT_EQ(test::refusal([&] { restore_sequence(two, saved); }), "restore_sequence: found a batch of 2, expected 1");
+  EXPECT_EQ(refusal([&] { restore_sequence(two, saved); }), "restore_sequence: found a batch of 2, expected 1");
   Session session = model_.new_session();
   restore_sequence(session, saved, &tokenizer_);  // it knows token ids alone: any tokenizer will do
   EXPECT_EQ(session.save(), saved.state);
@@ -201,30 +199,28 @@ TEST_F(StateFile, TheSamplersOptionsLieWhereTheDocumentSays) {
 }
 
 TEST_F(StateFile, NoMemoryIsTakenForAFileOfAnySize) {
-  test::write_file(folder_ / "huge", "mmrecSQ\n");
+  write_file(folder_ / "huge", "mmrecSQ\n");
   std::filesystem::resize_file(folder_ / "huge", (std::uintmax_t{1} << 41) + 1);  // no disk either: it has holes
-  test::expect_says(test::file_refusal([&] { read_state_file(folder_ / "huge"); }),
-                    {"found 2199023255553 bytes, expected 104 to"});
+  expect_says(file_refusal([&] { read_state_file(folder_ / "huge"); }), {"found 2199023255553 bytes, expected 104 to"});
 }
 
 TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   const SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
   write_state_file(folder_ / "state", saved);
-  const std::string before = test::read_file(folder_ / "state");
+  const std::string before = read_file(folder_ / "state");
   rlimit limit = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
   const rlimit small = {100, limit.rlim_max};
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string reason = test::file_refusal([&] { write_state_file(folder_ / "state", saved); });
+  const std::string reason = file_refusal([&] { write_state_file(folder_ / "state", saved); });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   std::signal(SIGXFSZ, old_handler);
   EXPECT_NE(reason.find("state: cannot write"), std::string::npos) << reason;
-  EXPECT_EQ(test::read_file(folder_ / "state"), before);
+  EXPECT_EQ(read_file(folder_ / "state"), before);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
-  test::expect_says(test::file_refusal([&] { write_state_file(folder_.path(), saved); }),
-                    {"cannot write: Is a directory"});
-  test::expect_says(test::file_refusal([&] { write_state_file(folder_ / "no/such", saved); }), {"no/such"});
+  expect_says(file_refusal([&] { write_state_file(folder_.path(), saved); }), {"cannot write: Is a directory"});
+  expect_says(file_refusal([&] { write_state_file(folder_ / "no/such", saved); }), {"no/such"});
 }
 
 TEST_F(StateFile, OfManyWritersOneWins) {
@@ -246,4 +242,4 @@ TEST_F(StateFile, OfManyWritersOneWins) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -12,7 +12,7 @@
 #include "mmrec/tokenizer.h"
 #include "tests/engine/sessions.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 constexpr int kThreads = 8;
@@ -36,7 +36,7 @@ class Work {
  public:
   Work(const std::filesystem::path& folder, const LoadOptions& options)
       : model_(Model::load(folder, options)), tokenizer_(Tokenizer::load(folder)) {
-    Session session = test::begun(model_, some_tokens(30));
+    Session session = begun(model_, some_tokens(30));
     expected_.state = session.save();
     session.prefill(some_tokens(7));
     const auto logits = session.logits();
@@ -53,11 +53,11 @@ class Work {
 
  private:
   bool session() const {
-    Session session = test::begun(model_, some_tokens(30), 1, {.threads = 2});
+    Session session = begun(model_, some_tokens(30), 1, {.threads = 2});
     return is_right(session);
   }
   bool clone() const {
-    std::optional<Session> first(test::begun(model_, some_tokens(30)));
+    std::optional<Session> first(begun(model_, some_tokens(30)));
     Session second = first->clone();
     first.reset();
     return is_right(second);
@@ -73,10 +73,10 @@ class Work {
     Session session = model_.new_session();
     std::vector<std::byte> damaged = expected_.state;
     damaged[damaged.size() / 2] ^= std::byte{1};
-    const bool are_refused = test::file_refusal([&] { session.restore(damaged); }) != "no error" &&
-                             test::refusal([&] {
-                               session.prefill(std::vector<int>{1, -7});
-                             }) != "no error";
+    const bool are_refused =
+        file_refusal([&] { session.restore(damaged); }) != "no error" && refusal([&] {
+                                                                           session.prefill(std::vector<int>{1, -7});
+                                                                         }) != "no error";
     session.prefill(some_tokens(300), {.on_progress = [](std::int64_t, std::int64_t) { return false; }});
     session.reset();
     session.prefill(some_tokens(30));
@@ -137,7 +137,7 @@ TEST(Threads, OneModelServesEight) {
   const auto length = std::chrono::seconds(wished != nullptr ? std::atoi(wished) : 0);
   LoadOptions options{.device = device != nullptr && std::string_view(device) == "cuda" ? Device::kCuda : Device::kCpu,
                       .precision = Precision::kF32};
-  const Work work(test::folder_of("tiny"), options);
+  const Work work(folder_of("tiny"), options);
   const Clock::time_point begin = Clock::now();
   std::atomic<int> wrong{0};
   std::atomic<long> rounds{0};
@@ -179,4 +179,4 @@ TEST(Threads, OneModelServesEight) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test
