@@ -22,27 +22,10 @@ struct Loaded {
   Tokenizer tokenizer;
 };
 
-Wish some_wish(std::mt19937& rng, std::int64_t vocab) {
-  const auto below = [&](unsigned n) { return static_cast<int>(rng() % n); };
-  Wish made = wish({}, 1 + below(24));
-  for (int n = 1 + below(below(8) == 0 ? 700 : 20); n > 0; --n) {
-    made.prompt.push_back(below(static_cast<unsigned>(vocab)));
-  }
-  GenerateOptions& o = made.options;
-  o.sampler = {.temperature = below(3) == 0 ? 0.0F : 1.0F, .seed = rng() % 5};
-  if (below(3) == 0) o.sampler.repetition_penalty = 1.4F;
-  o.logprobs = true;
-  o.top_logprobs = below(4) == 0 ? 3 : 0;
-  if (below(2) == 0) o.stop = {"e", "the"};
-  if (below(5) == 0) made.most_asked = below(12);
-  return made;
-}
-
 TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
   const Loaded tiny("tiny"), bundled("mmrec-12m");
   for (const int slots : {1, 2, 3, 7, 64, 300}) {
     const Loaded& loaded = slots == 3 ? bundled : tiny;
-    const std::int64_t vocab = loaded.tokenizer.vocab_size();
     std::mt19937 rng(static_cast<unsigned>(slots));
     Generator generator(loaded.model, loaded.tokenizer, {.slots = slots});
     std::vector<Wish> wishes;
@@ -51,7 +34,7 @@ TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
     while (wishes.size() < count || generator.run_once()) {
       // Few at a time, or enough for all slots.
       for (auto n = rng() % (slots < 64 ? 4 : 200); n > 0 && wishes.size() < count; --n) {
-        wishes.push_back(some_wish(rng, vocab));
+        wishes.push_back(random_wish(rng, loaded.tokenizer.vocab_size()));
         generator.submit({.prompt = wishes.back().prompt,
                           .options = wishes.back().make(),
                           .on_finish = [&results, at = wishes.size() - 1](GenerateResult result) {
@@ -63,7 +46,7 @@ TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
     for (std::size_t i = 0; i < count; i += slots < 64 ? 1 : 7) {
       Session session = begun(loaded.model, wishes[i].prompt);
       GenerateResult expected = generate(session, loaded.tokenizer, wishes[i].make());
-      if (wishes[i].most_asked < 12) {  // it counts questions, which a long prompt's pieces ask too
+      if (wishes[i].most_asked != Wish().most_asked) {  // it counts questions, which a long prompt's pieces ask too
         ASSERT_LE(results[i].tokens.size(), expected.tokens.size());
         expected.tokens.resize(results[i].tokens.size());
         EXPECT_EQ(results[i].tokens, expected.tokens) << i;

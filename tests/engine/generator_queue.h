@@ -61,11 +61,11 @@ inline Wish wish(std::vector<int> prompt, std::int64_t max_tokens = 8) {
 }
 
 /// All that can be asked for, at random.
-inline Wish random_wish(std::mt19937& rng) {
+inline Wish random_wish(std::mt19937& rng, int vocab = tokenizer().vocab_size()) {
   const auto below = [&](unsigned n) { return static_cast<int>(rng() % n); };
   Wish made = wish({}, std::array<std::int64_t, 6>{0, 1, 2, 9, 25, 40}[rng() % 6]);
   for (int n = 1 + below(below(4) == 0 ? 400 : 12); n > 0; --n) {
-    made.prompt.push_back(below(static_cast<unsigned>(tokenizer().vocab_size())));
+    made.prompt.push_back(below(static_cast<unsigned>(vocab)));
   }
   GenerateOptions& o = made.options;
   o.sampler.temperature = std::array{0.0F, 0.7F, 5.0F}[rng() % 3];
