@@ -134,6 +134,11 @@ TEST(SeveralScorer, WhatAStreamsOwnerDoesEndsItAsOnOneDevice) {
       const std::size_t at = is_progress ? 1 + rng() % 50 : rng() % documents.size();
       const Streamed expected = stream(Devices(1).models, documents, 64, fault, at);
       EXPECT_NE(expected.end, "all");
+      if (is_progress) {
+        EXPECT_EQ(expected.asked, at) << "is not asked again";
+      } else if (fault == Fault::kScoreThrows || fault == Fault::kScoreEnough) {
+        EXPECT_EQ(expected.scores.size(), at + 1);
+      }
       for (const Devices& several : {Devices::gpu(), Devices(2), Devices(3)}) {
         const Streamed found = stream(several.models, documents, 64, fault, at);
         expect_begins(found.scores, all);
