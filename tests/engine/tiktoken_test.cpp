@@ -96,10 +96,6 @@ TEST(Tiktoken, FactsOfTheFixture) {
   EXPECT_EQ(t.piece(t.eos_id()), "<|endoftext|>");
   EXPECT_EQ(t.piece(t.eos_id() - 1), "");  // between ranks and special tokens
   EXPECT_EQ(t.decode(std::vector<int>{'a', t.eos_id(), t.eos_id() - 1, 'b'}), "ab");
-  for (const int id : {-1, t.vocab_size(), std::numeric_limits<int>::max()}) {
-    EXPECT_THROW((void)t.piece(id), std::out_of_range);
-    EXPECT_THROW((void)t.decode(std::vector{id}), std::out_of_range);
-  }
 }
 
 TEST(Tiktoken, AnyBytesComeBack) {
@@ -130,18 +126,7 @@ TEST(Tiktoken, AnyBytesComeBack) {
   }
 }
 
-TEST(Tiktoken, StreamsCompleteCharactersOnly) {
-  const Tokenizer t = made({});
-  StreamDecoder decoder(t);
-  EXPECT_EQ(decoder.push(0xE2), "");
-  EXPECT_EQ(decoder.push(0x82), "");
-  EXPECT_EQ(decoder.push(0xAC), "€");
-  EXPECT_EQ(decoder.push(' '), " ");
-  EXPECT_EQ(decoder.push(0xF0), "");
-  EXPECT_EQ(decoder.push('x'), "\xEF\xBF\xBDx");
-  EXPECT_EQ(decoder.push(0xC3), "");
-  EXPECT_EQ(decoder.finish(), "\xEF\xBF\xBD");
-  // A token may end one character, hold another and begin a third.
+TEST(Tiktoken, ATokenMayEndOneCharacterHoldAnotherAndBeginAThird) {
   const Tokenizer across = made({"\xA9-\xC3"});
   EXPECT_EQ(decoded_in_parts(across, std::vector<int>{0xC3, 256, 0xA9}), "é-é");
   EXPECT_EQ(across.decode(across.encode(" first")), " first");  // no space is dropped

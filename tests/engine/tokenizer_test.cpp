@@ -374,20 +374,13 @@ TEST(Tokenizer, FilesThatCannotBeReadSayWhy) {
   EXPECT_THROW(Tokenizer::load(folder / "t.model"), std::runtime_error);
 }
 
-// Files that end sentencepiece 0.1.97 itself; here each is an error, or loads and encodes.
+// Files that end sentencepiece 0.1.97 itself; here each is an error, or loads and encodes. sentencepiece_file_test.cpp
+// has more of them.
 TEST(Tokenizer, TheLibrarysCrashersAreErrors) {
   TokenizerBuilder builder = words_and_bytes();
-  builder.pieces.push_back({std::string(110000, 'x'), 0.0F, 1});
-  EXPECT_NE(refusal(builder), "no error");
-
-  builder = words_and_bytes();
   CharsmapBuilder charsmap(Rules{{"a", "b"}});
   charsmap.units()[0] = 0x80000000 | (0x00200000U << 10);
   builder.charsmap = charsmap.build();
-  EXPECT_NE(refusal(builder), "no error");
-
-  builder = words_and_bytes();
-  for (std::size_t n = 2; n <= 100; ++n) builder.pieces.push_back({std::string(n, 'x'), 0.0F, 4});
   EXPECT_NE(refusal(builder), "no error");
 
   builder = words_and_bytes();
