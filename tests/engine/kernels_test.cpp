@@ -62,26 +62,27 @@ TEST(Kernels, WhatIsWrongIsNamed) {
     change(op);
     return refusal([&] { logsumexp_scan(context, op); });
   };
+  const auto scan_says = [&](const std::string& what, auto change) {
+    EXPECT_EQ(scan(change), "logsumexp_scan: " + what);
+  };
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max(), kLeast = -kMost - 1;
   EXPECT_EQ(scan([](auto&) {}), "no error");
-  EXPECT_EQ(scan([](auto& op) { op.x = nullptr; }), "logsumexp_scan: x: found null, expected an address");
-  EXPECT_EQ(scan([](auto& op) { op.y = nullptr; }), "logsumexp_scan: y: found null, expected an address");
-  EXPECT_EQ(scan([](auto& op) { op.shape.time = -1; }), "logsumexp_scan: shape.time: found -1, expected >= 0");
-  EXPECT_EQ(scan([](auto& op) { op.shape.dim = std::numeric_limits<std::int64_t>::max(); }),
-            "logsumexp_scan: shape: has more elements than 64 bits can count");
-  EXPECT_EQ(scan([](auto& op) { op.type = static_cast<ElementType>(9); }),
-            "logsumexp_scan: type: found 9, expected an ElementType");
-  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = -32, .time = 8}; }),
-            "logsumexp_scan: x: found a stride of -32, expected >= 0");
-  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = 32, .time = std::numeric_limits<std::int64_t>::min()}; }),
-            "logsumexp_scan: x: reaches beyond what 64 bits can address");
-  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 32, .time = -7}; }),
-            "logsumexp_scan: y: found a stride of 7, with which elements overlap");
-  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 32, .time = 7}; }),
-            "logsumexp_scan: y: found a stride of 7, with which elements overlap");
-  EXPECT_EQ(scan([](auto& op) { op.y_strides = {.batch = 8, .time = 8}; }),
-            "logsumexp_scan: y: found a stride of 8, with which elements overlap");
-  EXPECT_EQ(scan([](auto& op) { op.x_strides = {.batch = std::numeric_limits<std::int64_t>::max() - 3, .time = 8}; }),
-            "logsumexp_scan: x: reaches beyond what 64 bits can address");
+  scan_says("x: found null, expected an address", [](auto& op) { op.x = nullptr; });
+  scan_says("y: found null, expected an address", [](auto& op) { op.y = nullptr; });
+  scan_says("shape.time: found -1, expected >= 0", [](auto& op) { op.shape.time = -1; });
+  scan_says("shape: has more elements than 64 bits can count", [](auto& op) { op.shape.dim = kMost; });
+  scan_says("type: found 9, expected an ElementType", [](auto& op) { op.type = static_cast<ElementType>(9); });
+  const auto x_strides_say = [&](const std::string& what, SequenceStrides strides) {
+    scan_says("x: " + what, [&](auto& op) { op.x_strides = strides; });
+  };
+  x_strides_say("found a stride of -32, expected >= 0", {.batch = -32, .time = 8});
+  x_strides_say("reaches beyond what 64 bits can address", {.batch = 32, .time = kLeast});
+  x_strides_say("reaches beyond what 64 bits can address", {.batch = kMost - 3, .time = 8});
+  for (const SequenceStrides strides : {SequenceStrides{.batch = 32, .time = -7}, {.batch = 32, .time = 7}}) {
+    scan_says("y: found a stride of 7, with which elements overlap", [&](auto& op) { op.y_strides = strides; });
+  }
+  scan_says("y: found a stride of 8, with which elements overlap",
+            [](auto& op) { op.y_strides = {.batch = 8, .time = 8}; });
   EXPECT_EQ(refusal([&] { decay_scan(context, {.shape = {.time = 1, .dim = 1}, .b = x.data(), .h = x.data()}); }),
             "decay_scan: log_a: found null, expected an address");
   EXPECT_EQ(refusal([&] { exp_product_scan(context, {.shape = {.time = 1, .dim = 1}, .y = x.data()}); }),
