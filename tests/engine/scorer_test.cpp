@@ -72,33 +72,6 @@ TEST(Scorer, TakesFewerWhereMemoryIsShortUnlessItWasTold) {
   EXPECT_THROW(Scorer(toy_model(log)).score(documents), std::bad_alloc);
 }
 
-TEST(Scorer, AStreamIsScoredAsItsDocumentsAreAndInTheirOrder) {
-  std::vector<std::size_t> lengths(40, 3);
-  lengths[7] = 0, lengths[11] = 1, lengths[5] = lengths[30] = Scorer::kReadAheadTokens - 20;  // read ahead thrice
-  const auto documents = random_documents(lengths);
-  const auto expected = Scorer(toy_model()).score(documents);
-  std::size_t given = 0;
-  std::size_t received = 0;
-  std::size_t most = 0;
-  Scorer scorer(toy_model());
-  EXPECT_TRUE(scorer.score_stream(
-      [&](std::vector<int>& ids) {
-        if (given == documents.size()) return false;
-        ids = documents[given++];
-        most = std::max(most, given - received);
-        return true;
-      },
-      [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
-        EXPECT_EQ(document, received++);
-        EXPECT_EQ(ids, documents[document]);
-        EXPECT_EQ(score.logprobs, expected[document].logprobs);
-        EXPECT_TRUE(score.complete);
-        return true;
-      }));
-  EXPECT_EQ(received, documents.size());
-  EXPECT_LT(most, documents.size());
-}
-
 TEST(Scorer, AScoreComesBeforeTheNextGroupIsScored) {
   const auto log = logged();
   std::size_t given = 0;

@@ -44,12 +44,14 @@ struct Streamed {
   std::vector<DocumentScore> scores;
   std::string end;
   std::int64_t tokens = 0;
-  std::size_t asked = 0;  // of progress
+  std::size_t asked = 0;       // of progress
+  std::size_t most_ahead = 0;  // documents that were read and not handed over
 };
 
-/// Scores a stream and holds it to what is promised of callbacks: in this thread, in order.
+/// Scores a stream and holds it to what is promised of callbacks: in this thread, in order. If there are `parts`, the
+/// documents come from them.
 Streamed stream(std::vector<Model> models, const Documents& documents, int batch, Fault fault = Fault::kNone,
-                std::size_t at = 0) {
+                std::size_t at = 0, const Scorer::NextPart& parts = {}) {
   Streamed found;
   const std::thread::id here = std::this_thread::get_id();
   std::size_t given = 0;
@@ -69,6 +71,7 @@ Streamed stream(std::vector<Model> models, const Documents& documents, int batch
     ids = documents[given];
     if (fault == Fault::kBadId && given == at) ids.push_back(99);
     ++given;
+    found.most_ahead = std::max(found.most_ahead, given - found.scores.size());
     return true;
   };
   const auto on_score = [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
@@ -80,8 +83,10 @@ Streamed stream(std::vector<Model> models, const Documents& documents, int batch
     if (fault == Fault::kScoreThrows && document == at) throw std::out_of_range("score");
     return fault != Fault::kScoreEnough || document != at;
   };
-  const std::string thrown =
-      refusal<std::logic_error>([&] { found.end = scorer.score_stream(next, on_score) ? "all" : "cancelled"; });
+  const std::string thrown = refusal<std::logic_error>([&] {
+    const bool is_whole = parts ? scorer.score_parts(parts, on_score) : scorer.score_stream(next, on_score);
+    found.end = is_whole ? "all" : "cancelled";
+  });
   if (found.end.empty()) found.end = thrown;
   return found;
 }
@@ -121,6 +126,16 @@ TEST(SeveralScorer, ScoresAndGroupsAreThoseOfOneDevice) {
     }
   }
   EXPECT_TRUE(Scorer(Devices(2).models).score({}).empty());
+}
+
+TEST(SeveralScorer, AStreamIsReadAheadNoFurtherThanItMay) {
+  std::vector<int> lengths(40, 3);
+  lengths[5] = lengths[30] = static_cast<int>(Scorer::kReadAheadTokens - 20);  // read ahead thrice
+  Documents documents;
+  for (const int length : lengths) documents.emplace_back(length, 1);
+  const Streamed found = stream(Devices(1).models, documents, 0);
+  EXPECT_EQ(found.scores.size(), documents.size());
+  EXPECT_LT(found.most_ahead, documents.size());
 }
 
 TEST(SeveralScorer, WhatAStreamsOwnerDoesEndsItAsOnOneDevice) {
@@ -305,25 +320,13 @@ TEST(SeveralScorer, PartsGiveTheScoresAndGroupsOfWholeDocuments) {
     const Devices one(1);
     const Streamed expected = stream(one.models, documents, batch);
     for (const Devices& devices : {Devices(1), Devices::gpu(), Devices(2)}) {
-      ScorerOptions options{.batch = batch};
-      std::int64_t tokens = 0;
-      options.on_progress = [&](std::int64_t count, double) {
-        tokens += count;
-        return true;
-      };
-      std::vector<DocumentScore> scores;
       Parts parts(documents, static_cast<unsigned>(batch));
-      EXPECT_TRUE(Scorer(devices.models, options)
-                      .score_parts([&](std::vector<int>& ids, bool& goes_on) { return parts.next(ids, goes_on); },
-                                   [&](std::size_t document, std::vector<int>& ids, DocumentScore& score) {
-                                     EXPECT_EQ(ids, documents[document]);
-                                     EXPECT_EQ(document, scores.size());
-                                     scores.push_back(std::move(score));
-                                     return true;
-                                   }));
-      ASSERT_EQ(scores.size(), documents.size());
-      expect_begins(scores, expected.scores);
-      EXPECT_EQ(tokens, expected.tokens);
+      const auto next = [&](std::vector<int>& ids, bool& goes_on) { return parts.next(ids, goes_on); };
+      const Streamed found = stream(devices.models, documents, batch, Fault::kNone, 0, next);
+      EXPECT_EQ(found.end, "all");
+      ASSERT_EQ(found.scores.size(), documents.size());
+      expect_begins(found.scores, expected.scores);
+      EXPECT_EQ(found.tokens, expected.tokens);
       EXPECT_EQ(groups_of(devices), groups_of(one)) << batch;
     }
   }
@@ -365,7 +368,6 @@ TEST(SeveralScorer, ADocumentWhoseRestDoesNotComeIsDropped) {
     for (const std::size_t after : {std::size_t{1}, std::size_t{200'000}, std::size_t{500'000}}) {
       for (const Devices& devices : {Devices(1), Devices::gpu(), Devices(2)}) {
         Parts parts(documents, 9);
-        std::vector<DocumentScore> scores;
         std::size_t bad_at = 0;
         const auto next = [&](std::vector<int>& ids, bool& goes_on) {
           const bool ends = parts.document() == 40 && parts.at() >= after;
@@ -376,22 +378,15 @@ TEST(SeveralScorer, ADocumentWhoseRestDoesNotComeIsDropped) {
           if (ends && end == End::kBadId) ids.insert(ids.begin(), 99);
           return is_there;
         };
-        const auto score = [&] {
-          return Scorer(devices.models).score_parts(next, [&](std::size_t, auto&, DocumentScore& found) {
-            scores.push_back(std::move(found));
-            return true;
-          });
-        };
+        const Streamed found = stream(devices.models, documents, 0, Fault::kNone, 0, next);
+        EXPECT_EQ(found.end, end == End::kCut ? "cancelled"
+                             : end == End::kThrows
+                                 ? "next"
+                                 : "document 40: token " + std::to_string(bad_at) + " has id 99, expected 0..10");
         if (end == End::kCut) {
-          EXPECT_FALSE(score());
-          EXPECT_EQ(scores.size(), 40U);
-        } else if (end == End::kThrows) {
-          EXPECT_THROW(score(), std::out_of_range);
-        } else {
-          const std::string found = refusal([&] { score(); });
-          EXPECT_EQ(found, "document 40: token " + std::to_string(bad_at) + " has id 99, expected 0..10");
+          EXPECT_EQ(found.scores.size(), 40U);
         }
-        expect_begins(scores, expected.scores);
+        expect_begins(found.scores, expected.scores);
       }
     }
   }
