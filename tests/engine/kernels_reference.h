@@ -6,6 +6,7 @@
 
 #include "kernels/tensor.h"
 #include "mmrec/kernels.h"
+#include "models/files/elements.h"
 #include "tests/support/prelude.h"
 
 namespace mmrec::test {
@@ -18,33 +19,23 @@ inline std::vector<float> random_values(std::size_t count, double low, double hi
   return values;
 }
 
+constexpr kernels::DType dtype_of(ElementType type) {
+  using enum kernels::DType;
+  return type == ElementType::kF32 ? kF32 : type == ElementType::kF16 ? kF16 : kBF16;
+}
+constexpr std::size_t size_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
+
 /// Values as bytes of an element type, and back.
 inline std::vector<std::uint8_t> encode(ElementType type, const std::vector<float>& values) {
-  std::vector<std::uint8_t> bytes;
-  const auto append = [&](auto x) {
-    std::uint8_t raw[sizeof x];
-    std::memcpy(raw, &x, sizeof x);
-    bytes.insert(bytes.end(), raw, raw + sizeof x);
-  };
-  for (const float x : values) {
-    if (type == ElementType::kF32) append(x);
-    if (type == ElementType::kF16) append(kernels::from_float<kernels::Float16>(x));
-    if (type == ElementType::kBF16) append(kernels::from_float<kernels::BFloat16>(x));
-  }
+  std::vector<std::uint8_t> bytes(values.size() * size_of(type));
+  models::convert(reinterpret_cast<const std::byte*>(values.data()), values.size(), kernels::DType::kF32,
+                  reinterpret_cast<std::byte*>(bytes.data()), dtype_of(type));
   return bytes;
 }
 inline std::vector<float> decode(ElementType type, const std::vector<std::uint8_t>& bytes) {
-  const std::size_t size = type == ElementType::kF32 ? 4 : 2;
-  std::vector<float> values(bytes.size() / size);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (type == ElementType::kF32) {
-      std::memcpy(&values[i], bytes.data() + i * 4, 4);
-    } else {
-      std::uint16_t bits = 0;
-      std::memcpy(&bits, bytes.data() + i * 2, 2);
-      values[i] = type == ElementType::kF16 ? to_float(kernels::Float16{bits}) : to_float(kernels::BFloat16{bits});
-    }
-  }
+  std::vector<float> values(bytes.size() / size_of(type));
+  models::convert(reinterpret_cast<const std::byte*>(bytes.data()), values.size(), dtype_of(type),
+                  reinterpret_cast<std::byte*>(values.data()), kernels::DType::kF32);
   return values;
 }
 
@@ -129,7 +120,7 @@ class HostArena final : public Arena {
 
 /// All three scans, from carries to carries, against their equations.
 inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& c) {
-  const std::size_t size = c.type == ElementType::kF32 ? 4 : 2;
+  const std::size_t size = size_of(c.type);
   const std::size_t n = c.elements();
   const auto input = [&](double low, double high, unsigned seed) {
     const Arena::Bytes bytes = encode(c.type, random_values(n, low, high, seed));
@@ -214,7 +205,7 @@ inline void check_logprobs(KernelContext& context, Arena& arena, ElementType typ
   const auto n = static_cast<std::size_t>(rows);
   const auto v = static_cast<std::size_t>(vocab);
   const auto row = static_cast<std::size_t>(stride);
-  const std::size_t size = type == ElementType::kF32 ? 4 : 2;
+  const std::size_t size = size_of(type);
   const Arena::Bytes bytes = encode(type, random_values(n * row, -8.0, 8.0, 6));
   const std::vector<float> logits = decode(type, bytes);
   const std::vector<float> grad = random_values(n, -2.0, 2.0, 7);
