@@ -155,8 +155,9 @@ inline void expect_each_as_alone(Queue& queue, unsigned seed) {
   EXPECT_GT(queue.generator.prefill_stats().layer_tokens, 0);
 }
 
-/// So many requests at random that go on from `prefix`, every other one without a prompt of its own.
-inline std::vector<Wish> submit_branches(Queue& queue, const std::shared_ptr<const Session>& prefix, int count) {
+/// So many requests at random go on from `prefix`, every other one without a prompt of its own: each gets what it gets
+/// alone.
+inline void expect_branches_as_alone(Queue& queue, const std::shared_ptr<const Session>& prefix, int count) {
   std::mt19937 rng(5);
   std::vector<Wish> wishes;
   for (int i = 0; i < count; ++i) {
@@ -167,7 +168,10 @@ inline std::vector<Wish> submit_branches(Queue& queue, const std::shared_ptr<con
     queue.generator.submit(std::move(request));
     wishes.push_back(std::move(wanted));
   }
-  return wishes;
+  queue.generator.run();
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    expect_same(queue.results.at(i + 1), continued(prefix->clone(), wishes[i]), "branch " + std::to_string(i));
+  }
 }
 
 }  // namespace mmrec::test

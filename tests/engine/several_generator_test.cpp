@@ -43,11 +43,7 @@ TEST(SeveralGenerator, APrefixOfOneDeviceServesAll) {
   const auto prefix = std::make_shared<Session>(devices.models[1].new_session());
   prefix->prefill(std::vector<int>(40, kCat));
   Queue queue(devices.models, 2);
-  const std::vector<Wish> wishes = submit_branches(queue, prefix, 24);
-  queue.generator.run();
-  for (std::size_t i = 0; i < wishes.size(); ++i) {
-    expect_same(queue.results.at(i + 1), continued(prefix->clone(), wishes[i]), "branch " + std::to_string(i));
-  }
+  expect_branches_as_alone(queue, prefix, 24);
 }
 
 // Callbacks that throw and cancel, requests that are cancelled from outside, and in the end a generator that goes while
