@@ -45,13 +45,16 @@ class SavedTwice : public testing::Test {
     const std::vector<std::byte> bytes = encode_sequence(found);
     return bytes == bytes_[0] || bytes == bytes_[1];
   }
+  void write_in_turn(int times) const {
+    for (int i = 0; i != times; ++i) write_state_file(folder_ / "state", saved_[static_cast<std::size_t>(i % 2)]);
+  }
   /// A child that saves one and the other in turn, `times` of them or until it is killed.
   pid_t writer(int times) const {
     const pid_t child = ::fork();
     if (child != 0) return child;
     int code = 0;
     try {
-      for (int i = 0; i != times; ++i) write_state_file(folder_ / "state", saved_[static_cast<std::size_t>(i % 2)]);
+      write_in_turn(times);
     } catch (const std::exception&) {
       code = 1;
     }
@@ -81,9 +84,11 @@ TEST_F(SavedTwice, AKilledWriterLeavesTheOldOrTheNew) {
   EXPECT_LE(left, kills / 4);
 }
 
-TEST_F(SavedTwice, TwoProcessesAtOnePathWriteWholeFiles) {
+TEST_F(SavedTwice, ProcessesAndThreadsAtOnePathWriteWholeFiles) {
   write_state_file(folder_ / "state", saved_[0]);
   const pid_t writers[] = {writer(200), writer(200)};
+  std::array<std::jthread, 2> threads;
+  for (std::jthread& thread : threads) thread = std::jthread([&] { write_in_turn(40); });
   for (int running = 2; running > 0;) {
     EXPECT_TRUE(is_one_of_them(read_state_file(folder_ / "state")));
     int status = 0;
@@ -92,6 +97,8 @@ TEST_F(SavedTwice, TwoProcessesAtOnePathWriteWholeFiles) {
       EXPECT_EQ(status, 0);
     }
   }
+  for (std::jthread& thread : threads) thread.join();
+  EXPECT_TRUE(is_one_of_them(read_state_file(folder_ / "state")));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
 }
 

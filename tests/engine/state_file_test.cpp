@@ -223,23 +223,5 @@ TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   expect_says(file_refusal([&] { write_state_file(folder_ / "no/such", saved); }), {"no/such"});
 }
 
-TEST_F(StateFile, OfManyWritersOneWins) {
-  std::vector<std::vector<std::byte>> wanted;
-  for (const char* prompt : {"Alice", "was", "beginning"}) {
-    wanted.push_back(encode_sequence(save_sequence(after(prompt), {}, &tokenizer_)));
-  }
-  {
-    std::vector<std::jthread> writers;
-    for (const auto& bytes : wanted) {
-      writers.emplace_back([&] {
-        for (int i = 0; i < 40; ++i) write_state_file(folder_ / "state", decode_sequence(bytes));
-      });
-    }
-  }
-  const std::vector<std::byte> last = encode_sequence(read_state_file(folder_ / "state"));
-  EXPECT_NE(std::find(wanted.begin(), wanted.end(), last), wanted.end());
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);
-}
-
 }  // namespace
 }  // namespace mmrec::test
