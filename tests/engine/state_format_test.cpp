@@ -141,21 +141,20 @@ TEST(StateFormat, HugeShapesAllocateNothing) {
 }
 
 TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {
-  models::HostState state = example();
-  state.get("logits").pop_back();
-  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
-  state = example();
-  ++state.batch;
-  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
-  state = example();
-  state.parts.pop_back();
-  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
-  state = example();
-  const std::vector<double> wide(state.get("h").begin(), state.get("h").end());
-  for (models::HostState::Part& part : state.parts) {
-    if (part.name == "h") part.values = wide;
-  }
-  EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+  const auto expect_refused = [](const auto& change) {
+    models::HostState state = example();
+    change(state);
+    EXPECT_THROW(encode_state(state, kShape), std::logic_error);
+  };
+  expect_refused([](auto& state) { state.get("logits").pop_back(); });
+  expect_refused([](auto& state) { ++state.batch; });
+  expect_refused([](auto& state) { state.parts.pop_back(); });
+  expect_refused([](auto& state) {
+    const std::vector<float> h = state.get("h");
+    for (models::HostState::Part& part : state.parts) {
+      if (part.name == "h") part.values = std::vector<double>(h.begin(), h.end());
+    }
+  });
 }
 
 }  // namespace
