@@ -7,6 +7,8 @@ import json
 import math
 import os
 import pathlib
+import pickle
+import pickletools
 import random
 import shutil
 import signal
@@ -54,25 +56,13 @@ class Raw(bytes):
 def op(value):
     if isinstance(value, Raw):
         return value
-    if value is None:
-        return b"N"
-    if value is True or value is False:
-        return b"\x88" if value else b"\x89"
-    if isinstance(value, int):
-        data = value.to_bytes(16, "little", signed=True)
-        return b"\x8a" + bytes([len(data)]) + data
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    if isinstance(value, str):
-        data = value.encode()
-        return b"X" + struct.pack("<I", len(data)) + data
     if isinstance(value, tuple):
         return b"(" + b"".join(op(v) for v in value) + b"t"
     if isinstance(value, list):
         return b"](" + b"".join(op(v) for v in value) + b"e"
     if isinstance(value, dict):
         return b"}(" + b"".join(op(k) + op(v) for k, v in value.items()) + b"u"
-    raise TypeError(value)
+    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]  # without what begins and ends a pickle
 
 
 def name(module, attribute):
