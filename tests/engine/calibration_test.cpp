@@ -5,6 +5,7 @@
 #include "mmrec/errors.h"
 #include "mmrec/quantize.h"
 #include "models/architecture.h"
+#include "tests/engine/sessions.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/quantized_reader.h"
 #include "tests/support/refusal.h"
@@ -18,13 +19,6 @@ using engine::Scheme;
 using engine::SecondOrder;
 
 const std::filesystem::path kTinyModel = folder_of("tiny"), kTwoExperts = folder_of("upstream/mmrec100m");
-
-std::vector<int> some_tokens(std::size_t count, int vocab) {
-  std::vector<int> tokens(count);
-  std::mt19937 random(3);
-  for (int& token : tokens) token = static_cast<int>(random() % static_cast<unsigned>(vocab));
-  return tokens;
-}
 
 constexpr double kDamping = 0.01;
 
@@ -179,7 +173,7 @@ std::vector<double> states_before(const std::filesystem::path& folder, const std
 
 // u = rmsnorm(embedding; norm1), in float64. More tokens than one block of sums.
 TEST(CalibrationOfAModel, SumsTheInputsOfEachProduct) {
-  const std::vector<int> tokens = some_tokens(700, 384);
+  const std::vector<int> tokens = random_tokens(384, 700, 3);
   std::int64_t told = 0;
   Calibration calibration(kTinyModel, tokens, kDamping, 2, [&](std::int64_t done) { return told = done, true; });
   EXPECT_GT(told, 512);
@@ -216,7 +210,7 @@ TEST(CalibrationOfAModel, SumsTheInputsOfEachProduct) {
 }
 
 TEST(CalibrationOfAModel, ThreadsChangeNoByteAndExpertsAreSummedApart) {
-  const std::vector<int> tokens = some_tokens(600, 112);
+  const std::vector<int> tokens = random_tokens(112, 600, 3);
   const TempFolder out;
   std::string files[3];
   for (int i = 0; i < 3; ++i) {
@@ -237,7 +231,7 @@ TEST(CalibrationOfAModel, RefusesIdsAndEndsWhenCancelled) {
                 quantize_model(kTinyModel, out / "q", {.calibration = {1, 384}});
               }),
               {"calibration: token 1"});
-  const std::vector<int> tokens = some_tokens(5000, 384);
+  const std::vector<int> tokens = random_tokens(384, 5000, 3);
   std::int64_t last = 0;
   const QuantizedModel model = quantize_model(
       kTinyModel, out / "q", {.calibration = tokens, .on_calibration = [&](std::int64_t done, std::int64_t total) {

@@ -16,8 +16,7 @@ class Fork : public testing::TestWithParam<std::string> {};
 
 TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
   const Model model = Model::load(folder_of(GetParam()), {.device = Device::kCpu, .threads = 3});
-  std::vector<int> tokens(40);
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(3 + 5 * i % 90);
+  const std::vector<int> tokens = random_tokens(model, 40, 1);
   Session session = begun(model, tokens);
   const std::vector<std::byte> state = session.save();
   const auto go_on = [&] {

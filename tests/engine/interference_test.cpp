@@ -22,11 +22,8 @@ bool tries_all() {
   return wish != nullptr && std::string_view(wish) == "all";
 }
 
-std::vector<float> logits_after(const Model& model, int count) {
-  Session session = model.new_session();
-  std::vector<int> tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back(1 + i * 5 % 90);
-  session.prefill(tokens);
+std::vector<float> logits_after(const Model& model, std::size_t count) {
+  Session session = begun(model, random_tokens(model, count, 1));
   const auto logits = session.logits();
   return {logits.begin(), logits.end()};
 }

@@ -15,20 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<int> some_tokens(const Model& model, int count, int seed) {
-  std::vector<int> tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back((i * i + 37 * seed) % static_cast<int>(model.info().vocab_size));
-  return tokens;
-}
-
 /// Logits after a prompt of so many tokens for each of two sequences, and after some steps.
-std::vector<float> logits_of(const Model& model, int prompt) {
+std::vector<float> logits_of(const Model& model, std::size_t prompt) {
   std::vector<float> all;
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     Session session = model.new_session(2, {.threads = 2, .prefill = mode});
-    session.prefill(some_tokens(model, 2 * prompt, 7));
-    for (int i = 0; i < 3; ++i) {
-      session.step(some_tokens(model, 2, i));
+    session.prefill(random_tokens(model, 2 * prompt, 7));
+    for (const unsigned seed : {0U, 1U, 2U}) {
+      session.step(random_tokens(model, 2, seed));
       const auto logits = session.logits();
       all.insert(all.end(), logits.begin(), logits.end());
     }
@@ -43,7 +37,7 @@ void expect_computes_with_its_numbers(const fs::path& folder) {
   for (const kernels::SimdKernels* table : kernels::supported_simd_kernels()) {
     SCOPED_TRACE(table->name);
     kernels::choose_simd(*table);
-    for (const int prompt : {60, 150}) {
+    for (const std::size_t prompt : {60U, 150U}) {
       if (prompt > 60 && table != kernels::supported_simd_kernels().front()) continue;  // tiles are the library's
       const std::vector<float> got = logits_of(quantized, prompt), want = logits_of(dequantized, prompt);
       // Whole tiles of rows, and digits, may be multiplied before the scales are.

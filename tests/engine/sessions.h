@@ -9,11 +9,14 @@ namespace mmrec::test {
 
 inline Model on_cpu(const std::filesystem::path& folder) { return Model::load(folder, {.device = Device::kCpu}); }
 
-inline std::vector<int> random_tokens(const Model& model, std::size_t count, unsigned seed) {
+inline std::vector<int> random_tokens(std::int64_t vocab, std::size_t count, unsigned seed) {
   std::mt19937 rng(seed);
   std::vector<int> tokens(count);
-  for (int& t : tokens) t = static_cast<int>(rng() % static_cast<unsigned>(model.info().vocab_size));
+  for (int& t : tokens) t = static_cast<int>(rng() % static_cast<unsigned>(vocab));
   return tokens;
+}
+inline std::vector<int> random_tokens(const Model& model, std::size_t count, unsigned seed) {
+  return random_tokens(model.info().vocab_size, count, seed);
 }
 
 /// A session that has consumed `tokens`.
