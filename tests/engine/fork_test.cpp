@@ -23,8 +23,7 @@ TEST_P(Fork, TheChildComputesWhatTheParentDoes) {
     session.restore(state);
     session.prefill(tokens);
     session.step(std::vector{7});
-    const auto logits = session.logits();
-    return std::vector(logits.begin(), logits.end());
+    return copy(session.logits());
   };
   const auto score = [&] { return Scorer(model).score(std::vector(5, tokens)).front().nll; };
   const std::vector<float> expected = go_on();

@@ -24,8 +24,7 @@ bool tries_all() {
 
 std::vector<float> logits_after(const Model& model, std::size_t count) {
   Session session = begun(model, random_tokens(model, count, 1));
-  const auto logits = session.logits();
-  return {logits.begin(), logits.end()};
+  return copy(session.logits());
 }
 
 class SavedTwice : public testing::Test {

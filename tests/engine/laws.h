@@ -14,11 +14,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/host_threads.h"
 
-namespace mmrec {
-
-using test::folder_of;
-using test::largest_difference;
-using test::random_tokens;
+namespace mmrec::test {
 
 /// A model and what is promised of it. Bounds are multiples of the largest |logit|, or of 1 where that is smaller.
 struct LawsCase {
@@ -48,8 +44,6 @@ inline std::string laws_name(const testing::TestParamInfo<LawsCase>& info) {
   return name;
 }
 
-inline std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
-
 inline void expect_same_bits(std::span<const float> a, std::span<const float> b, const std::string& what) {
   ASSERT_EQ(a.size(), b.size()) << what;
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what;
@@ -72,7 +66,7 @@ inline std::vector<std::size_t> every(std::size_t chunk, std::size_t total) {
 }
 
 /// The largest |logit|, at least 1.
-inline double scale_of(std::span<const float> logits) { return test::largest_of(logits, 1.0); }
+inline double scale_of(std::span<const float> logits) { return largest_of(logits, 1.0); }
 
 class Laws : public testing::TestWithParam<LawsCase> {
  protected:
@@ -130,13 +124,13 @@ TEST_P(Laws, SaveRestoreContinueIsTheUninterruptedRun) {
   const auto tokens = random_tokens(model, length(90), 4);
   const std::size_t cut = tokens.size() * 5 / 9;
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-    Session session = test::begun(model, std::span(tokens).first(cut), 1, options(mode));
+    Session session = begun(model, std::span(tokens).first(cut), 1, options(mode));
     const auto state = session.save();
     const auto logits = copy(session.logits());
     session.prefill(std::span(tokens).subspan(cut));
     const auto continued = copy(session.logits());
 
-    Session restored = test::begun(model, std::span(tokens).first(3), 1, options(mode));
+    Session restored = begun(model, std::span(tokens).first(3), 1, options(mode));
     restored.restore(state);
     EXPECT_EQ(restored.position(), static_cast<std::int64_t>(cut));
     expect_same_bits(restored.logits(), logits, "restored logits");
@@ -150,7 +144,7 @@ TEST_P(Laws, CloneDivergesAlone) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(60), 5);
   const std::size_t cut = tokens.size() * 2 / 3;
-  Session session = test::begun(model, std::span(tokens).first(cut), 1, options(PrefillMode::kSteps));
+  Session session = begun(model, std::span(tokens).first(cut), 1, options(PrefillMode::kSteps));
   const auto before = session.save();
   Session clone = session.clone();
   EXPECT_EQ(clone.save(), before);
@@ -164,9 +158,9 @@ TEST_P(Laws, CloneDivergesAlone) {
 TEST_P(Laws, ResetIsANewSession) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(45), 6);
-  Session fresh = test::begun(model, tokens, 1, options(PrefillMode::kSteps));
+  Session fresh = begun(model, tokens, 1, options(PrefillMode::kSteps));
   const auto expected = copy(fresh.logits());
-  Session used = test::begun(model, random_tokens(model, length(77), 7), 1, options(PrefillMode::kSteps));
+  Session used = begun(model, random_tokens(model, length(77), 7), 1, options(PrefillMode::kSteps));
   used.reset();
   EXPECT_EQ(used.position(), 0);
   EXPECT_TRUE(used.logits().empty());
@@ -188,7 +182,7 @@ TEST_P(Laws, SessionsInTwoThreadsDoNotMeet) {
   std::vector<float> alone_first, alone_second, together_first, together_second;
   run(first, alone_first);
   run(second, alone_second);
-  test::run_together({[&] { run(first, together_first); }, [&] { run(second, together_second); }});
+  run_together({[&] { run(first, together_first); }, [&] { run(second, together_second); }});
   expect_same_bits(together_first, alone_first, "first");
   expect_same_bits(together_second, alone_second, "second");
 }
@@ -204,12 +198,12 @@ TEST_P(Laws, ScoreIsTheLogSoftmaxOfStepLogits) {
     stepped.step(std::span(&tokens[t], 1));
     const auto logits = stepped.logits();
     scale = std::max(scale, scale_of(logits));
-    expected.push_back(static_cast<float>(test::logprob_under(logits, tokens[t + 1])));
+    expected.push_back(static_cast<float>(logprob_under(logits, tokens[t + 1])));
   }
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
     Session session = model.new_session(1, options(mode));
-    std::vector<float> got = test::logprobs_of(session, std::span(tokens).first(first));
-    const auto rest = test::logprobs_of(session, std::span(tokens).subspan(first));
+    std::vector<float> got = logprobs_of(session, std::span(tokens).first(first));
+    const auto rest = logprobs_of(session, std::span(tokens).subspan(first));
     got.insert(got.end(), rest.begin(), rest.end());
     EXPECT_LE(largest_difference(got, expected), scale * GetParam().sweep_bound);
   }
@@ -219,13 +213,13 @@ TEST_P(Laws, ThreadsChangeNoBit) {
   const Model model = load();
   const auto tokens = random_tokens(model, length(400), 11);
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps, PrefillMode::kAuto}) {
-    Session one = test::begun(model, tokens, 1, options(mode, 1));
+    Session one = begun(model, tokens, 1, options(mode, 1));
     const auto state = one.save();
-    const auto logprobs = test::logprobs_of(one, tokens);
+    const auto logprobs = logprobs_of(one, tokens);
     for (const int threads : {2, 5}) {
-      Session many = test::begun(model, tokens, 1, options(mode, threads));
+      Session many = begun(model, tokens, 1, options(mode, threads));
       EXPECT_EQ(many.save(), state) << threads << " threads";
-      expect_same_bits(test::logprobs_of(many, tokens), logprobs, std::to_string(threads) + " threads, score");
+      expect_same_bits(logprobs_of(many, tokens), logprobs, std::to_string(threads) + " threads, score");
     }
   }
 }
@@ -250,7 +244,7 @@ TEST_P(Laws, BatchChangesNoBit) {
       batched.step(next);
     }
     for (std::size_t b = 0; b < kBatch; ++b) {
-      Session single = test::begun(model, std::span(rows[b]).first(prompt_tokens), 1, options(mode));
+      Session single = begun(model, std::span(rows[b]).first(prompt_tokens), 1, options(mode));
       for (std::size_t s = 0; s < kSteps; ++s) single.step(std::span(&rows[b][prompt_tokens + s], 1));
       expect_same_bits(batched.logits().subspan(b * vocab, vocab), single.logits(), "sequence " + std::to_string(b));
     }
@@ -307,4 +301,4 @@ TEST_P(Laws, ACallThatIsEndedStandsWhereItHasCome) {
   }
 }
 
-}  // namespace mmrec
+}  // namespace mmrec::test

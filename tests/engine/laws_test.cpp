@@ -3,7 +3,7 @@
 #include "tests/engine/far_positions.h"
 #include "tests/engine/sessions.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 // The smallest memories, a state that restarts, whole tiles and half-precision weights; and two experts.
@@ -31,14 +31,13 @@ INSTANTIATE_TEST_SUITE_P(BF16, Laws,
 SessionOptions options(PrefillMode mode) { return {.threads = 1, .prefill = mode, .sweep_tolerance = 1e-6F}; }
 
 TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
-  const Model model =
-      test::on_cpu(folder_of("oracle/tiles"));  // segments of 300: tiles at 0, 128, 256 | 300, ... | 600
+  const Model model = on_cpu(folder_of("oracle/tiles"));  // segments of 300: tiles at 0, 128, 256 | 300, ... | 600
   const auto tokens = random_tokens(model, 700, 3);
   const std::vector<std::pair<PrefillMode, std::vector<std::vector<std::size_t>>>> cases = {
       {PrefillMode::kSteps, {{128, 700}, {256, 300, 428, 700}, {128, 256, 300, 428, 556, 600, 700}}},
       {PrefillMode::kSweeps, {{256, 700}, {300, 600, 700}, {256, 300, 556, 600, 700}}}};
   for (const auto& [mode, splits] : cases) {
-    Session whole = test::begun(model, tokens, 1, options(mode));
+    Session whole = begun(model, tokens, 1, options(mode));
     for (const auto& ends : splits) {
       Session session = model.new_session(1, options(mode));
       prefill_to(session, tokens, ends);
@@ -47,7 +46,7 @@ TEST(SplitLaw, CutsAtTileAndWindowBoundariesChangeNoBit) {
   }
 }
 
-TEST(FarPositions, GoOnAsNearOnes) { test::expect_far_positions_to_go_on(test::on_cpu(folder_of("tiny")), 0.0F); }
+TEST(FarPositions, GoOnAsNearOnes) { expect_far_positions_to_go_on(on_cpu(folder_of("tiny")), 0.0F); }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -12,8 +12,6 @@
 namespace mmrec::test {
 namespace {
 
-std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
-
 TEST(Session, ConsumesTokensAndReturnsLogits) {
   Session session = toy_session(2);
   EXPECT_EQ(session.batch(), 2);

@@ -19,6 +19,8 @@ inline std::vector<int> random_tokens(const Model& model, std::size_t count, uns
   return random_tokens(model.info().vocab_size, count, seed);
 }
 
+inline std::vector<float> copy(std::span<const float> x) { return {x.begin(), x.end()}; }
+
 /// A session that has consumed `tokens`.
 inline Session begun(const Model& model, std::span<const int> tokens, int batch = 1,
                      const SessionOptions& options = {}) {

@@ -13,7 +13,7 @@
 #include "mmrec/scorer.h"
 #include "tests/support/model_folder.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using cuda_emulation::begin_faults;
@@ -54,7 +54,7 @@ Results use(Session& session) {
 class CudaFaults : public testing::TestWithParam<Case> {
  protected:
   static Model load() {
-    return Model::load(test::folder_of(GetParam().folder),
+    return Model::load(folder_of(GetParam().folder),
                        {.device = Device::kCuda, .precision = GetParam().precision, .threads = 1});
   }
   static Results run() {
@@ -128,7 +128,7 @@ TEST_P(CudaFaults, AutoTakesTheCpuWhateverFailsAsAModelIsLoaded) {
     options.on_warning = [&](std::string_view line) {  // but for those of a configuration
       if (line.find("running on the CPU") != std::string_view::npos) warnings.emplace_back(line);
     };
-    return Model::load(test::folder_of(GetParam().folder), options).info().device;
+    return Model::load(folder_of(GetParam().folder), options).info().device;
   };
   std::vector<std::string> warnings;
   begin_faults(0);
@@ -245,4 +245,4 @@ INSTANTIATE_TEST_SUITE_P(Emulated, CudaFaults,
                          });
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

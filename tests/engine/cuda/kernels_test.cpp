@@ -7,10 +7,10 @@
 #include "tests/engine/kernels_reference.h"
 #include "tests/support/refusal.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
-class DeviceArena final : public test::Arena {
+class DeviceArena final : public Arena {
  public:
   explicit DeviceArena(KernelContext& context) : context_(context) {}
   void* put(const Bytes& bytes) override {
@@ -44,7 +44,7 @@ TEST_F(CudaKernels, ScansLogProbsAndTheirDerivativeAgreeWithTheirEquations) {
   KernelContext context = KernelContext::cuda();
   EXPECT_TRUE(context.is_cuda());
   EXPECT_NE(context.stream(), nullptr);
-  test::check_kernels(context, [&] { return DeviceArena(context); });
+  check_kernels(context, [&] { return DeviceArena(context); });
 }
 
 TEST_F(CudaKernels, WorkGoesToTheCallersStream) {
@@ -52,11 +52,11 @@ TEST_F(CudaKernels, WorkGoesToTheCallersStream) {
   KernelContext context = KernelContext::cuda(0, owner.stream());
   EXPECT_EQ(context.stream(), owner.stream());
   DeviceArena arena(context);
-  test::check_scans(context, arena, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+  check_scans(context, arena, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
   KernelContext on_default = KernelContext::cuda(0, nullptr);
   EXPECT_EQ(on_default.stream(), nullptr);
   DeviceArena other(on_default);
-  test::check_scans(on_default, other, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+  check_scans(on_default, other, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
 }
 
 TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
@@ -69,8 +69,7 @@ TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
     float* out = arena.put_floats({42.0F, 42.0F, 42.0F});
     TokenLogprobs op{
         .rows = 3, .vocab = 8, .logits = arena.put_floats(logits), .targets = arena.put(targets), .logprobs = out};
-    test::expect_says(test::refusal([&] { token_logprobs(context, op); }),
-                      {"target " + std::to_string(bad) + " of row 1"});
+    expect_says(refusal([&] { token_logprobs(context, op); }), {"target " + std::to_string(bad) + " of row 1"});
     EXPECT_EQ(arena.get_floats(out, 3), std::vector<float>(3, 42.0F));
     op.check_targets = false;
     token_logprobs(context, op);
@@ -80,7 +79,7 @@ TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
     EXPECT_NEAR(got[2], -std::log(8.0F), 1e-6F);
   }
   // The context goes on.
-  test::check_logprobs(context, arena, ElementType::kBF16, IndexType::kInt32, 3, 100, 100);
+  check_logprobs(context, arena, ElementType::kBF16, IndexType::kInt32, 3, 100, 100);
 }
 
 TEST_F(CudaKernels, ADeviceThatIsNotThereIsAnError) {
@@ -89,4 +88,4 @@ TEST_F(CudaKernels, ADeviceThatIsNotThereIsAnError) {
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

@@ -18,7 +18,7 @@
 #include "tests/support/refusal.h"
 #include "tests/support/tokenizer_builder.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using kernels::test::kEmulated;
@@ -93,8 +93,8 @@ class CudaEngine : public testing::Test {
 
 TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
   for (const std::string name : {"quantized/int8", "quantized/int4", "quantized/fp8"}) {
-    const test::TempFolder plain;
-    test::write_dequantized(folder_of(name), plain.path());
+    const TempFolder plain;
+    write_dequantized(folder_of(name), plain.path());
     for (const Precision precision : {Precision::kF32, Precision::kAuto}) {
       const Model quantized = load(name, Device::kCuda, precision);
       const Model dequantized =
@@ -102,7 +102,7 @@ TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
       EXPECT_EQ(quantized.info().precision, precision == Precision::kF32 ? Precision::kF32 : Precision::kBF16);
       EXPECT_EQ(quantized.info().weight_bytes, dequantized.info().weight_bytes);
       const std::vector<int> tokens = random_tokens(quantized, 40, 9);
-      Session a = test::begun(quantized, tokens), b = test::begun(dequantized, tokens);
+      Session a = begun(quantized, tokens), b = begun(dequantized, tokens);
       EXPECT_TRUE(std::ranges::equal(a.logits(), b.logits())) << name;
     }
   }
@@ -112,7 +112,7 @@ TEST_F(CudaEngine, QuantizedWeightsAreDequantizedForTheDevice) {
 // reference, which computes with them in fp32.
 TEST_F(CudaEngine, LargeQuantizedModelsAreReadAsTheyAre) {
   if (kEmulated) GTEST_SKIP() << "a model of 40 million parameters";
-  const test::TempFolder folder;
+  const TempFolder folder;
   models::write_synthetic_model(folder / "plain",
                                 models::Mmrec::synthetic({.dim = 1536, .layers = 1, .vocab = 512, .ffn = 6144}),
                                 kernels::DType::kBF16, 7);
@@ -132,7 +132,7 @@ TEST_F(CudaEngine, LargeQuantizedModelsAreReadAsTheyAre) {
     }
     const std::vector<int> prompt = random_tokens(on_cpu, 300, 9);
     const double most = type == QuantizedType::kFp8 ? 0.1 : 0.03;
-    EXPECT_LT(test::largest_share(test::begun(on_gpu, prompt).logits(), test::begun(on_cpu, prompt).logits()), most);
+    EXPECT_LT(largest_share(begun(on_gpu, prompt).logits(), begun(on_cpu, prompt).logits()), most);
     for (const int batch : {1, 12, 40}) {
       Session a = on_gpu.new_session(batch), b = on_cpu.new_session(batch);
       for (const int token : {5, 317, 23, 5, 99, 401}) {
@@ -140,7 +140,7 @@ TEST_F(CudaEngine, LargeQuantizedModelsAreReadAsTheyAre) {
         for (int i = 0; i < batch; ++i) tokens.push_back((token + 31 * i) % 512);
         a.step(tokens);
         b.step(tokens);
-        EXPECT_LT(test::largest_share(a.logits(), b.logits()), 0.03) << batch << " sequences";
+        EXPECT_LT(largest_share(a.logits(), b.logits()), 0.03) << batch << " sequences";
       }
     }
   }
@@ -169,7 +169,7 @@ TEST_F(CudaEngine, InfoDescribesTheDevice) {
 TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
   const int count = models::cuda_device_count();
   LoadOptions o{.device = Device::kCuda, .gpu = count};
-  EXPECT_EQ(test::refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", o); }),
+  EXPECT_EQ(refusal<DeviceUnavailable>([&] { Model::load("/nonexistent", o); }),
             "no usable CUDA device (found device " + std::to_string(count) + ", expected 0.." +
                 std::to_string(count - 1) + ")");
   std::string warning;
@@ -185,7 +185,7 @@ TEST_F(CudaEngine, AGpuIsNamedByItsNumber) {
   for (o.gpu = 0; o.gpu < 2; ++o.gpu) {
     const Model model = Model::load(folder_of("tiny"), o);
     EXPECT_EQ(model.info().gpu, o.gpu);
-    Session session = test::begun(model, random_tokens(model, 100, 11));
+    Session session = begun(model, random_tokens(model, 100, 11));
     session.step(random_tokens(model, 1, 12));
     states.push_back(session.save());
   }
@@ -198,7 +198,7 @@ TEST_F(CudaEngine, GreedyTextIsTheCpus) {
   GenerateOptions options{.sampler = {.temperature = 0.0F}, .max_tokens = kEmulated ? 4 : 200};
   const auto run = [&](Device device, bool logprobs) {
     const Model model = load(kFolder, device, Precision::kF32);
-    Session session = test::begun(model, prompt);
+    Session session = begun(model, prompt);
     options.logprobs = logprobs;
     return generate(session, tokenizer, options);
   };
@@ -219,14 +219,14 @@ TEST_F(CudaEngine, LogprobsAgreeWithTheTrainingCode) {
   for (const auto& [precision, bound, nats] :
        {std::tuple{Precision::kF32, 1e-3F, 0.05}, std::tuple{Precision::kBF16, 0.3F, 20.0}}) {
     Session session = load("mmrec-12m", Device::kCuda, precision).new_session();
-    test::expect_held_out_logprobs(session, bound, nats);
+    expect_held_out_logprobs(session, bound, nats);
   }
 }
 
 TEST_F(CudaEngine, TheDeviceDrawsWhatTheSamplerDraws) {
   const Model model = load(kFolder, Device::kCuda, Precision::kF32);
   const int batch = 2;
-  Session session = test::begun(model, random_tokens(model, static_cast<std::size_t>(batch) * 20, 1), batch);
+  Session session = begun(model, random_tokens(model, static_cast<std::size_t>(batch) * 20, 1), batch);
   const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
   std::vector<SamplerOptions> chains(7);  // the default, then each filter by itself, none, and all with a small vocab
   chains[1] = {.temperature = 0.0F};
@@ -264,7 +264,7 @@ TEST_F(CudaEngine, DrawsOfOneSessionDoNotMeetThoseOfAnother) {
     session.draw(greedy, 0, 0, {&drawn, 1});
     return drawn.token;
   };
-  Session alone = test::begun(model, prompt);
+  Session alone = begun(model, prompt);
   const int first = next(alone);
   alone.step({&first, 1});
   const auto expected = alone.save();
@@ -313,11 +313,11 @@ void expect_ahead_as_one_by_one(const Model& model, const Tokenizer& tokenizer) 
         if (calls % 7 == 3) other.step(std::vector<int>{4, 5});
         return calls++ == ends_after;
       };
-      Session session = test::begun(model, prompt);
+      Session session = begun(model, prompt);
       const GenerateResult result = generate(session, tokenizer, o);
       ASSERT_EQ(result.tokens.size(), static_cast<std::size_t>(ends_after));
 
-      Session slow = test::begun(model, prompt);
+      Session slow = begun(model, prompt);
       SamplerOptions chain = o.sampler;
       chain.vocab_limit = tokenizer.vocab_size();
       Sampler on_host(chain);
@@ -348,9 +348,9 @@ TEST_F(CudaEngine, WhatIsDrawnAheadIsWhatIsDrawnOneByOne) {
   expect_ahead_as_one_by_one(load(folder, Device::kCuda), Tokenizer::load(folder_of(folder)));
 }
 TEST_F(CudaEngine, WhatTwoExpertsDrawAheadIsWhatIsDrawnOneByOne) {
-  const test::TempFolder folder;
-  test::write_file(folder / "tokenizer.model",
-                   test::TokenizerBuilder().words({"\u2581once", "\u2581upon", "\u2581a", "\u2581time"}).build());
+  const TempFolder folder;
+  write_file(folder / "tokenizer.model",
+             TokenizerBuilder().words({"\u2581once", "\u2581upon", "\u2581a", "\u2581time"}).build());
   expect_ahead_as_one_by_one(load("upstream/mmrec100m", Device::kCuda), Tokenizer::load(folder.path()));
 }
 
@@ -360,7 +360,7 @@ TEST_F(CudaEngine, StatesMoveBetweenDevices) {
     const Model gpu = load(folder, Device::kCuda, Precision::kF32);
     const auto tokens = random_tokens(cpu, 70, 3);
     for (const auto& [from, to] : {std::pair{&cpu, &gpu}, std::pair{&gpu, &cpu}}) {
-      Session first = test::begun(*from, std::span(tokens).first(50));
+      Session first = begun(*from, std::span(tokens).first(50));
       const auto state = first.save();
       Session second = to->new_session();
       second.restore(state);
@@ -376,8 +376,7 @@ TEST_F(CudaEngine, StatesMoveBetweenDevices) {
 using CudaFarPositions = CudaEngine;
 TEST_F(CudaFarPositions, GoOnAsNearOnes) {
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    test::expect_far_positions_to_go_on(load("tiny", Device::kCuda, precision),
-                                        precision == Precision::kF32 ? 1e-5F : 0.06F);
+    expect_far_positions_to_go_on(load("tiny", Device::kCuda, precision), precision == Precision::kF32 ? 1e-5F : 0.06F);
   }
 }
 
@@ -392,7 +391,7 @@ TEST_F(CudaEngine, CutsOnTheGridChangeNoBit) {
     const auto tokens = random_tokens(model, 9000, 4);
     for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
       SessionOptions o{.prefill = mode};
-      Session whole = test::begun(model, tokens, 1, o);
+      Session whole = begun(model, tokens, 1, o);
       for (const auto& ends : {std::vector<std::size_t>{4096, 9000}, {8192, 9000}, {4096, 8192, 9000}}) {
         Session session = model.new_session(1, o);
         prefill_to(session, tokens, ends);
@@ -427,11 +426,11 @@ TEST_F(CudaEngine, ManySequencesAgreeWithOne) {
 TEST_F(CudaEngine, MemoryDoesNotGrowWithThePrompt) {
   if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
   const Model model = load("mmrec-12m", Device::kCuda);
-  Session session = test::begun(model, random_tokens(model, 5000, 6));
-  test::logprobs_of(session, random_tokens(model, 5000, 7));
+  Session session = begun(model, random_tokens(model, 5000, 6));
+  logprobs_of(session, random_tokens(model, 5000, 7));
   const std::uint64_t before = models::cuda_device_info().free_bytes;
   session.prefill(random_tokens(model, 60000, 8));
-  test::logprobs_of(session, random_tokens(model, 60000, 9));
+  logprobs_of(session, random_tokens(model, 60000, 9));
   EXPECT_LE(before - std::min(before, models::cuda_device_info().free_bytes), 1U << 20);
 }
 
@@ -453,10 +452,10 @@ TEST_F(CudaEngine, OutOfMemorySaysWhatWasNeededAndTheProcessGoesOn) {
         }
         (void)model.new_session(4096);
       };
-      test::expect_says(test::refusal<std::bad_alloc>(take), {"needed ", "free "});
+      expect_says(refusal<std::bad_alloc>(take), {"needed ", "free "});
     }
   }
-  Session again = test::begun(model, tokens);
+  Session again = begun(model, tokens);
   EXPECT_EQ(again.save(), state);
   EXPECT_EQ(session.save(), state);
 }
@@ -472,9 +471,9 @@ TEST_F(CudaEngine, AutoTakesTheCpuWhereTheWeightsDoNotFit) {
   const Model model = Model::load(folder_of("mmrec-12m"), options);
   EXPECT_EQ(model.info().device, Device::kCpu);
   ASSERT_EQ(warnings.size(), 1U);
-  test::expect_says(warnings[0], {"free ", "running on the CPU"});
+  expect_says(warnings[0], {"free ", "running on the CPU"});
   EXPECT_THROW((void)load("mmrec-12m", Device::kCuda), std::bad_alloc);
 }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test

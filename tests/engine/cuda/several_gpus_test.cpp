@@ -7,13 +7,13 @@
 #include "tests/engine/sessions.h"
 #include "tests/ops/op_test.h"
 
-namespace mmrec {
+namespace mmrec::test {
 namespace {
 
 using kernels::test::kEmulated;
 using kernels::test::small_sizes;
 
-std::filesystem::path folder() { return test::folder_of(small_sizes() ? "tiny" : "mmrec-12m"); }
+std::filesystem::path folder() { return folder_of(small_sizes() ? "tiny" : "mmrec-12m"); }
 
 std::vector<Model> load(Precision precision, const std::vector<int>& gpus = {}) {
   return Model::load_on_gpus(folder(), {.precision = precision}, gpus);
@@ -123,7 +123,7 @@ TEST_F(CudaSeveralGpus, ACallbackThatThrowsEndsTheCall) {
 /// of their own, in slots with gaps, that join and leave. On several GPUs they take the prefix's state from the last.
 void expect_texts_as_alone(std::span<const Model> models, std::size_t count, int slots) {
   const Tokenizer tokenizer = Tokenizer::load(folder());
-  const auto prefix = std::make_shared<Session>(test::begun(models.back(), tokenizer.encode("The river")));
+  const auto prefix = std::make_shared<Session>(begun(models.back(), tokenizer.encode("The river")));
   std::vector<GenerateResult> results(count), expected;
   Generator generator(std::vector(models.begin(), models.end()), tokenizer, {.slots = slots});
   EXPECT_EQ(generator.slots(), slots * static_cast<int>(models.size()));
@@ -144,7 +144,7 @@ void expect_texts_as_alone(std::span<const Model> models, std::size_t count, int
         for (const int token : std::vector(request.prompt)) request.prompt.insert(request.prompt.end(), 1500, token);
       }
     }
-    Session session = request.start ? prefix->clone() : test::begun(models.front(), request.prompt);
+    Session session = request.start ? prefix->clone() : begun(models.front(), request.prompt);
     expected.push_back(generate(session, tokenizer, options));
     generator.submit(std::move(request));
     generator.run_once();
@@ -197,8 +197,8 @@ TEST_F(CudaGenerator, EachRequestHasTheBitsThatItHasAloneIfBatchInvariant) {
 TEST_F(CudaSeveral, CutsAtEndsOfSegmentsChangeNoBitsIfBatchInvariant) {
   const Model model = invariant_model(Precision::kBF16);
   const auto segment = static_cast<std::size_t>(model.info().memory_segment);
-  const std::vector<int> tokens = test::random_tokens(model, 4 * segment + segment / 2 + 3, 1);
-  Session whole = test::begun(model, tokens);
+  const std::vector<int> tokens = random_tokens(model, 4 * segment + segment / 2 + 3, 1);
+  Session whole = begun(model, tokens);
   const std::span<const float> expected = whole.logits();
   // Beside two others, in calls that end there.
   for (const std::size_t cut : {segment, 3 * segment}) {
@@ -215,4 +215,4 @@ TEST_F(CudaSeveral, CutsAtEndsOfSegmentsChangeNoBitsIfBatchInvariant) {
 TEST_F(CudaSeveralGpus, TextsAreThoseOfOne) { expect_texts_as_alone(load(Precision::kF32), small_sizes() ? 9 : 24, 3); }
 
 }  // namespace
-}  // namespace mmrec
+}  // namespace mmrec::test
