@@ -79,11 +79,8 @@ Synthetic synthetic_model(const Arguments& arguments) {
 }
 
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
-  try {
-    models::write_synthetic_folder(folder, model, kernels::DType::kBF16, 0, check_interrupt);
-  } catch (const std::system_error& error) {
-    throw OutputError(error.what());
-  }
+  rethrown_as<OutputError, std::system_error>(
+      [&] { models::write_synthetic_folder(folder, model, kernels::DType::kBF16, 0, check_interrupt); });
 }
 
 /// The model of --keep: written unless it is there. It appears whole or not at all: config.json comes last.

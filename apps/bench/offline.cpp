@@ -145,11 +145,8 @@ OfflineRun run_offline(const std::filesystem::path& folder, const OfflinePlan& p
 void give_tokenizer(const std::filesystem::path& folder, std::int64_t vocab) {
   if (std::filesystem::exists(Tokenizer::file_of(folder))) return;
   const std::string model = made_up_pieces(vocab);
-  try {
-    models::replace_file(folder / kTokenizerFile, std::as_bytes(std::span(model)));
-  } catch (const std::system_error& error) {
-    throw OutputError(error.what());
-  }
+  rethrown_as<OutputError, std::system_error>(
+      [&] { models::replace_file(folder / kTokenizerFile, std::as_bytes(std::span(model))); });
 }
 
 }  // namespace mmrec::apps

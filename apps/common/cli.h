@@ -36,6 +36,16 @@ class RejectedFile : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What `work` returns. What it throws of `Caught` becomes an `Error` with the same message.
+template <class Error, class Caught = std::runtime_error, class Work>
+auto rethrown_as(Work&& work) {
+  try {
+    return work();
+  } catch (const Caught& error) {
+    throw Error(error.what());
+  }
+}
+
 /// Runs `body`, turns what it throws into one line on stderr, and returns the exit code. Before that: ignores SIGPIPE,
 /// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see below).
 int run_program(std::string_view program, const std::function<int()>& body);

@@ -65,15 +65,6 @@ bool begins_with(std::string_view text, std::string_view magic) {
 
 using Json = nlohmann::ordered_json;
 
-template <class Read>
-auto rejecting(const Read& read) {
-  try {
-    return read();
-  } catch (const std::runtime_error& error) {
-    throw RejectedFile(error.what());
-  }
-}
-
 }  // namespace
 
 std::string TooLong::reason_of(std::uint64_t found, std::uint64_t most, bool is_whole) {
@@ -219,21 +210,8 @@ std::int64_t count_invalid_utf8(std::string_view text) {
   return runs;
 }
 
-Json parse_json_file(std::string_view text, const std::string& name) {
-  return rejecting([&] {
-    models::require_json_object(text, name);
-    return models::parse_json(text, name);
-  });
-}
-
-std::optional<std::string> read_json_file(const std::filesystem::path& path, std::uint64_t most) {
-  std::error_code error;  // opening the file says it
-  if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found) return std::nullopt;
-  return rejecting([&] { return models::read_text(path, most); });
-}
-
 Json parse_object(std::string_view line, const std::string& where) {
-  Json object = rejecting([&] { return models::parse_json(line, where); });
+  Json object = rethrown_as<RejectedFile>([&] { return models::parse_json(line, where); });
   if (object.is_object()) return object;
   throw RejectedFile(fmt::format("{}{}found {}, expected a JSON object on a line", where, where.empty() ? "" : ": ",
                                  object.type_name()));
@@ -250,7 +228,7 @@ std::string_view member_text(std::string_view line, std::string_view key) {
 }
 
 std::vector<int> parse_ids(std::string_view line, const std::string& where, std::int64_t vocab_size) {
-  return rejecting([&] {
+  return rethrown_as<RejectedFile>([&] {
     std::vector<int> ids;
     models::JsonReader reader(line, where);
     reader.begin_array();

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -110,11 +109,6 @@ std::string input_name(const std::string& path);
 std::int64_t count_invalid_utf8(std::string_view text);
 /// The warning about a text with such runs.
 std::string invalid_utf8_warning(std::string_view name, std::int64_t runs);
-
-/// The object in the text of a file, which `name` stands for.
-nlohmann::ordered_json parse_json_file(std::string_view text, const std::string& name);
-/// Such a text, of at most `most` bytes; none if there is no file.
-std::optional<std::string> read_json_file(const std::filesystem::path& path, std::uint64_t most);
 
 /// The object on a line. `where` stands for the line, or is empty.
 nlohmann::ordered_json parse_object(std::string_view line, const std::string& where);

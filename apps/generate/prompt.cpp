@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -80,15 +79,6 @@ bool is_ours(std::string_view name) {
   name.remove_suffix(kEnding.size());
   const std::vector<std::string_view> fields = split(name, "-");
   return fields.size() == 6 && is_hex(fields[0]) && is_hex(fields[1]) && is_hex(fields[5]);
-}
-
-/// Every fault of `write` is one of an output.
-void writing(const std::function<void()>& write) {
-  try {
-    write();
-  } catch (const std::runtime_error& error) {
-    throw OutputError(error.what());
-  }
 }
 
 /// Gives a file of the cache the time of now. Not by utimensat(): --sandbox refuses it, since it reaches any file.
@@ -180,11 +170,7 @@ std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* ca
 }
 
 SavedSequence read_state(const std::string& path) {
-  try {
-    return read_state_file(path);
-  } catch (const std::runtime_error& error) {  // system errors too
-    throw RejectedFile(error.what());
-  }
+  return rethrown_as<RejectedFile>([&] { return read_state_file(path); });
 }
 
 std::string restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer,
@@ -204,7 +190,7 @@ std::string restore_state(Session& session, const SavedSequence& saved, const To
 
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with) {
-  writing([&] {
+  rethrown_as<OutputError>([&] {
     SavedSequence saved = save_sequence(session, sampler, &tokenizer);
     saved.computed_with = with;
     write_state_file(path, saved);
@@ -212,7 +198,7 @@ void write_state(const std::string& path, const Session& session, const SamplerO
 }
 
 void check_state_path(const std::string& path) {
-  writing([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
+  rethrown_as<OutputError>([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
 }
 
 void consume_last(Session& session, const GenerateResult& result) {

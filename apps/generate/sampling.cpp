@@ -8,10 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <variant>
 
 #include "apps/common/input.h"
+#include "models/files/file.h"
+#include "models/files/json.h"
 #include "models/files/model_files.h"
 
 namespace mmrec::apps {
@@ -65,7 +68,10 @@ SamplerChoices choices_of(const Members& members, bool with_seed) {
 
 GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file) {
   GenerationDefaults defaults;
-  const Json json = parse_json_file(text, file);
+  const Json json = rethrown_as<RejectedFile>([&] {
+    models::require_json_object(text, file);
+    return models::parse_json(text, file);
+  });
   const Members members(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
   sampler = choices_of(members, false).over(sampler);
@@ -84,8 +90,10 @@ GenerationDefaults parse_generation_defaults(std::string_view text, const std::s
 
 GenerationDefaults load_generation_defaults(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / models::kGenerationConfigFile;
-  const std::optional<std::string> found = read_json_file(path, kMaxConfigBytes);
-  return found ? parse_generation_defaults(*found, path.string()) : GenerationDefaults();
+  std::error_code error;  // opening the file says it
+  if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found) return {};
+  return parse_generation_defaults(rethrown_as<RejectedFile>([&] { return models::read_text(path, kMaxConfigBytes); }),
+                                   path.string());
 }
 
 SamplerChoices sampler_choices(const Json& object) { return choices_of(Members(object), true); }
