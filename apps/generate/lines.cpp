@@ -41,112 +41,56 @@ void check_extra(std::string_view key, std::size_t bytes, std::size_t most) {
       fmt::format("{}: too long (found {} bytes, expected at most {}, as --max-line-extra-kb says)", key, bytes, most));
 }
 
-/// A line that is an object, whose keys have values of the right kind or are refused.
-class RequestReader {
- public:
-  RequestReader(const Json& object, const GenerateCommand& command, std::shared_ptr<const Session> start,
-                const ModelInfo& info, const Tokenizer& tokenizer)
-      : object_(object),
-        members_(object),
-        command_(command),
-        start_(std::move(start)),
-        info_(info),
-        tokenizer_(tokenizer) {
-    for (const auto& [key, value] : object.items()) {
-      if (std::find(keys().begin(), keys().end(), key) == keys().end()) {
-        throw RejectedFile(
-            fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(keys(), ", ")));
-      }
-    }
-    if (has("n") && has("max_tokens")) throw RejectedFile("n: not with max_tokens, which is the same");
+/// A text, or the ids of one; none where there is a state to go on from.
+std::vector<int> prompt_of(const Members& members, bool goes_on, const ModelInfo& info, const Tokenizer& tokenizer) {
+  const Json* const given = members.find("prompt");
+  if (given == nullptr) {
+    if (goes_on) return {};
+    throw RejectedFile("no prompt (expected \"prompt\": a string or an array of token ids)");
   }
-
-  LineRequest read(std::uint64_t seed) const {
-    LineRequest asked{.request = {.prompt = prompt(), .options = command_.options, .start = start_},
-                      .detail = command_.detail()};
-    GenerateOptions& options = asked.request.options;
-    options.sampler.seed = seed;
-    options.sampler = sampler_choices(object_).over(options.sampler);
-    options.max_tokens =
-        members_.integer(has("n") ? "n" : "max_tokens", -1, std::int64_t{1} << 40).value_or(options.max_tokens);
-    if (const Json* const value = members_.find("stop")) options.stop = stop(*value);
-    if (const Json* const value = members_.find("logprobs")) {
-      options.top_logprobs = value->is_boolean() ? 0 : static_cast<int>(members_.integer("logprobs", *value, 0, 1000));
-      asked.detail.tokens = *value != false;
-    }
-    asked.num_samples = static_cast<int>(members_.integer("num_samples", 1, 65536).value_or(command_.num_samples));
-    limit_tokens(asked);
-    return asked;
+  const Json& value = *given;
+  if (value.is_string()) {  // it may be empty, or beyond what the tokenizer can match
+    return rethrown_as<RejectedFile>(
+        [&] { return encode_prompt(tokenizer, info, value.get_ref<const std::string&>(), goes_on); });
   }
-
- private:
-  bool has(std::string_view key) const { return members_.has(key); }
-
-  /// No more than --max-line-tokens says; max_tokens of -1 becomes as many as there may be.
-  void limit_tokens(LineRequest& asked) const {
-    if (!has("n") && !has("max_tokens") && !has("num_samples") && !has("logprobs")) return;
-    GenerateOptions& options = asked.request.options;
-    const std::int64_t prompt = asked.detail.prompt || asked.detail.tokens ? std::ssize(asked.request.prompt) : 0;
-    const std::int64_t each = 1 + options.top_logprobs;
-    const std::int64_t room = command_.max_line_tokens / asked.num_samples - prompt;
-    const std::int64_t most = room < 0 ? -1 : room / each;
-    std::int64_t& tokens = options.max_tokens;
-    if (tokens < 0 && most > 0) tokens = most;
-    if (tokens >= 0 && tokens <= most) return;
-    throw RejectedFile(fmt::format(
-        "too many tokens (found num_samples {} x (max_tokens {} x (1 + logprobs {}) + {} of the prompt in the "
-        "record), expected at most {}, as --max-line-tokens says)",
-        asked.num_samples, tokens, each - 1, prompt, command_.max_line_tokens));
+  const std::int64_t vocab = info.vocab_size;
+  const auto is_id = [&](const Json& id) {
+    return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
+  };
+  if (!value.is_array() || (value.empty() && !goes_on) || !std::all_of(value.begin(), value.end(), is_id)) {
+    members.refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
   }
+  return value.get<std::vector<int>>();
+}
 
-  std::vector<std::string> stop(const Json& value) const {
-    const Json all = value.is_string() ? Json::array({value}) : value;
-    const auto is_text = [](const Json& text) {
-      return text.is_string() && !text.get_ref<const std::string&>().empty();
-    };
-    if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
-      members_.refuse("stop", value, "a string of at least one character, or an array of such");
-    }
-    std::vector<std::string> stops = all.get<std::vector<std::string>>();
-    std::size_t bytes = 0;
-    for (const std::string& text : stops) bytes += text.size();
-    check_extra("stop", bytes, command_.max_line_extra_bytes);
-    return stops;
+std::vector<std::string> stop_of(const Members& members, const Json& value, std::size_t most_bytes) {
+  const Json all = value.is_string() ? Json::array({value}) : value;
+  const auto is_text = [](const Json& text) { return text.is_string() && !text.get_ref<const std::string&>().empty(); };
+  if (!all.is_array() || !std::all_of(all.begin(), all.end(), is_text)) {
+    members.refuse("stop", value, "a string of at least one character, or an array of such");
   }
+  std::vector<std::string> stops = all.get<std::vector<std::string>>();
+  std::size_t bytes = 0;
+  for (const std::string& text : stops) bytes += text.size();
+  check_extra("stop", bytes, most_bytes);
+  return stops;
+}
 
-  /// A text, or the ids of one; none where there is a state to go on from.
-  std::vector<int> prompt() const {
-    const bool goes_on = start_ != nullptr;
-    const Json* const given = members_.find("prompt");
-    if (given == nullptr) {
-      if (goes_on) return {};
-      throw RejectedFile("no prompt (expected \"prompt\": a string or an array of token ids)");
-    }
-    const Json& value = *given;
-    if (value.is_string()) {
-      try {
-        return encode_prompt(tokenizer_, info_, value.get_ref<const std::string&>(), goes_on);
-      } catch (const std::runtime_error& error) {  // it is empty, or beyond what the tokenizer can match
-        throw RejectedFile(error.what());
-      }
-    }
-    const std::int64_t vocab = info_.vocab_size;
-    const auto is_id = [&](const Json& id) {
-      return id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocab);
-    };
-    if (!value.is_array() || (value.empty() && !goes_on) || !std::all_of(value.begin(), value.end(), is_id)) {
-      members_.refuse("prompt", value, fmt::format("a string, or an array of token ids from 0 to {}", vocab - 1));
-    }
-    return value.get<std::vector<int>>();
-  }
-
-  const Json& object_;
-  Members members_;
-  const GenerateCommand& command_;
-  std::shared_ptr<const Session> start_;
-  const ModelInfo& info_;
-  const Tokenizer& tokenizer_;
-};
+/// No more than `max_line_tokens` of all records; max_tokens of -1 becomes as many as there may be.
+void limit_tokens(LineRequest& asked, std::int64_t max_line_tokens) {
+  GenerateOptions& options = asked.request.options;
+  const std::int64_t prompt = asked.detail.prompt || asked.detail.tokens ? std::ssize(asked.request.prompt) : 0;
+  const std::int64_t each = 1 + options.top_logprobs;
+  const std::int64_t room = max_line_tokens / asked.num_samples - prompt;
+  const std::int64_t most = room < 0 ? -1 : room / each;
+  std::int64_t& tokens = options.max_tokens;
+  if (tokens < 0 && most > 0) tokens = most;
+  if (tokens >= 0 && tokens <= most) return;
+  throw RejectedFile(fmt::format(
+      "too many tokens (found num_samples {} x (max_tokens {} x (1 + logprobs {}) + {} of the prompt in the "
+      "record), expected at most {}, as --max-line-tokens says)",
+      asked.num_samples, tokens, each - 1, prompt, max_line_tokens));
+}
 
 /// Below 2^53, and other ones for all lines of all runs (the finaliser of splitmix64).
 std::uint64_t seed_of(std::uint64_t run, std::int64_t line) {
@@ -331,7 +275,37 @@ class Preparer {
 
 LineRequest read_request(const Json& object, const GenerateCommand& command, std::shared_ptr<const Session> start,
                          const ModelInfo& info, const Tokenizer& tokenizer, std::uint64_t seed) {
-  return RequestReader(object, command, std::move(start), info, tokenizer).read(seed);
+  for (const auto& [key, value] : object.items()) {
+    if (std::find(keys().begin(), keys().end(), key) == keys().end()) {
+      throw RejectedFile(
+          fmt::format("unknown key '{}' (expected {})", printable(key.substr(0, 60)), fmt::join(keys(), ", ")));
+    }
+  }
+  const Members members(object);
+  const bool has_n = members.has("n");
+  const bool has_max_tokens = members.has("max_tokens");
+  if (has_n && has_max_tokens) throw RejectedFile("n: not with max_tokens, which is the same");
+  LineRequest asked{.request = {.prompt = prompt_of(members, start != nullptr, info, tokenizer),
+                                .options = command.options,
+                                .start = std::move(start)},
+                    .detail = command.detail()};
+  GenerateOptions& options = asked.request.options;
+  options.sampler.seed = seed;
+  options.sampler = sampler_choices(object).over(options.sampler);
+  options.max_tokens =
+      members.integer(has_n ? "n" : "max_tokens", -1, std::int64_t{1} << 40).value_or(options.max_tokens);
+  if (const Json* const value = members.find("stop")) {
+    options.stop = stop_of(members, *value, command.max_line_extra_bytes);
+  }
+  if (const Json* const value = members.find("logprobs")) {
+    options.top_logprobs = value->is_boolean() ? 0 : static_cast<int>(members.integer("logprobs", *value, 0, 1000));
+    asked.detail.tokens = *value != false;
+  }
+  asked.num_samples = static_cast<int>(members.integer("num_samples", 1, 65536).value_or(command.num_samples));
+  if (has_n || has_max_tokens || members.has("num_samples") || members.has("logprobs")) {
+    limit_tokens(asked, command.max_line_tokens);
+  }
+  return asked;
 }
 
 void generate_lines(RecordQueue& queue, LineReader& lines, const Model& model, const Tokenizer& tokenizer,
