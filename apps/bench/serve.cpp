@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,19 +17,13 @@
 namespace mmrec::apps {
 namespace {
 
-/// Random numbers that are the same in every process.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed) {}
-  /// Below `end`.
-  std::int64_t below(std::int64_t end) {
-    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    return static_cast<std::int64_t>((state_ >> 33) % static_cast<std::uint64_t>(end));
-  }
+/// Random numbers that are the same in every process: the upper bits of each count.
+using Numbers =
+    std::linear_congruential_engine<std::uint64_t, 6364136223846793005ULL, 1442695040888963407ULL, 0 /* 2^64 */>;
 
- private:
-  std::uint64_t state_;
-};
+std::int64_t below(std::int64_t end, Numbers& numbers) {
+  return static_cast<std::int64_t>((numbers() >> 33) % static_cast<std::uint64_t>(end));
+}
 
 // Fields of a protobuf message: a sentencepiece model is one.
 void put_number(std::string& to, std::uint64_t value) {
@@ -50,7 +45,7 @@ void put_value(std::string& to, unsigned field, std::uint64_t value) {
 std::vector<int> some_tokens(std::int64_t count, std::int64_t vocab) {
   Numbers numbers(1);
   std::vector<int> tokens(static_cast<std::size_t>(count));
-  for (int& token : tokens) token = static_cast<int>(numbers.below(vocab));
+  for (int& token : tokens) token = static_cast<int>(below(vocab, numbers));
   return tokens;
 }
 
@@ -61,15 +56,15 @@ std::vector<ServedRequest> some_requests(std::int64_t count, std::int64_t most_d
   std::vector<ServedRequest> requests(static_cast<std::size_t>(count));
   std::int64_t off = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const double share = static_cast<double>(numbers.below(kFine)) / static_cast<double>(kFine);
+    const double share = static_cast<double>(below(kFine, numbers)) / static_cast<double>(kFine);
     const double length = static_cast<double>(kLeastPrompt) *
                           std::pow(static_cast<double>(kMostPrompt) / static_cast<double>(kLeastPrompt), share);
     requests[i].prompt.resize(static_cast<std::size_t>(std::lround(length)));
-    for (int& token : requests[i].prompt) token = static_cast<int>(numbers.below(vocab));
+    for (int& token : requests[i].prompt) token = static_cast<int>(below(vocab, numbers));
     // Pairs that draw as many more as fewer than the mean.
     const bool is_second = i % 2 == 1;
     if (!is_second)
-      off = i + 1 == requests.size() ? 0 : numbers.below(2 * (mean - kLeastDrawn) + 1) - (mean - kLeastDrawn);
+      off = i + 1 == requests.size() ? 0 : below(2 * (mean - kLeastDrawn) + 1, numbers) - (mean - kLeastDrawn);
     requests[i].drawn = is_second ? mean - off : mean + off;
   }
   return requests;
