@@ -7,7 +7,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 #include <system_error>
 
 // The library's own splitting at commas is never wanted, and its regular expressions recurse once per character.
@@ -163,22 +162,18 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
 Arguments::Arguments(const Program& program, int argc, const char* const* argv) {
   const std::span<const Option> options = program.options;
   cxxopts::Options parser(running_program());
-  std::map<std::string, std::string_view> name_of;  // by each of its names
   for (const Option& option : options) {
-    std::vector<std::string_view> names = split(option.aliases);
-    names.insert(names.begin(), option.name);
-    for (const std::string_view name : names) {
-      const auto value = cxxopts::value<std::string>();
-      if (option.value.text.empty()) value->implicit_value("true");
-      const bool has_short = name == option.name && option.short_name != 0;
-      parser.add_options()(has_short ? fmt::format("{},{}", option.short_name, name) : std::string(name), "", value);
-      name_of.emplace(name, option.name);
-    }
+    std::string names(option.name);  // the first is the key below
+    for (const std::string_view name : split(option.aliases)) names.append(",").append(name);
+    if (option.short_name != 0) names.append({',', option.short_name});
+    const auto value = cxxopts::value<std::string>();
+    if (option.value.text.empty()) value->implicit_value("true");
+    parser.add_options()(names, "", value);
   }
   try {
     const cxxopts::ParseResult result = parser.parse(argc, argv);
     for (const auto& argument : result.arguments()) {
-      given_.push_back({std::string(name_of.at(argument.key())), argument.value()});
+      given_.push_back({argument.key(), argument.value()});
     }
     positionals_ = result.unmatched();
   } catch (const cxxopts::exceptions::no_such_option& error) {
