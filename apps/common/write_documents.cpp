@@ -41,8 +41,14 @@ std::string replaced(std::string_view text, std::span<const Pair> pairs) {
   return out;
 }
 
-bool is_folder(const Option& option) { return option.value.text == "DIR"; }
-bool is_file(const Option& option) { return option.value.text == "FILE"; }
+/// How a shell completes an option's value: by the words that it may be, or as one of these.
+struct Completions {
+  std::string words, folder, file, other;
+};
+std::string completion_of(const Option& option, const Completions& all) {
+  if (!option.value.choices.empty()) return all.words;
+  return option.value.text == "DIR" ? all.folder : option.value.text == "FILE" ? all.file : all.other;
+}
 
 /// "--name" of each of its names, and "-n".
 std::vector<std::string> spellings(const Option& option) {
@@ -114,10 +120,7 @@ std::string bash_function(std::string_view function, std::span<const Option> opt
   std::string cases;
   for (const Option& option : options) {
     if (option.value.text.empty()) continue;
-    const std::string what = !option.value.choices.empty() ? fmt::format("-W '{}'", option.value.choices)
-                             : is_folder(option)           ? "-d"
-                             : is_file(option)             ? "-f"
-                                                           : "";
+    const std::string what = completion_of(option, {fmt::format("-W '{}'", option.value.choices), "-d", "-f", ""});
     cases += fmt::format("    {})\n", fmt::join(spellings(option), " | "));
     if (!what.empty()) cases += fmt::format("      mapfile -t COMPREPLY < <(compgen {} -- \"$cur\")\n", what);
     cases += "      return ;;\n";
@@ -158,12 +161,9 @@ std::string zsh_arguments(std::span<const Option> options) {
     const std::string excluded = option.repeatable ? "*" : fmt::format("({})", all);
     std::string value;
     if (!option.value.text.empty()) {
-      const std::string action = !option.value.choices.empty()
-                                     ? fmt::format("({})", replaced(option.value.choices, kPairs))
-                                 : is_folder(option) ? "_files -/"
-                                 : is_file(option)   ? "_files"
-                                                     : " ";
-      value = fmt::format(":{}:{}", replaced(option.value.text, kPairs), action);
+      const std::string words = fmt::format("({})", replaced(option.value.choices, kPairs));
+      value = fmt::format(":{}:{}", replaced(option.value.text, kPairs),
+                          completion_of(option, {words, "_files -/", "_files", " "}));
     }
     for (const std::string& name : names) {
       out += fmt::format(" \\\n    '{}{}[{}]{}'", excluded, name, replaced(help_of(option), kPairs), value);
@@ -181,13 +181,8 @@ std::string fish_lines(std::string_view program, std::span<const Option> options
     out += fmt::format(" -l {}", option.name);
     for (const std::string_view name : split(option.aliases)) out += fmt::format(" -l {}", name);
     if (!option.value.text.empty()) {
-      if (!option.value.choices.empty()) {
-        out += fmt::format(" -x -a '{}'", option.value.choices);
-      } else if (is_folder(option)) {
-        out += " -x -a '(__fish_complete_directories)'";
-      } else {
-        out += is_file(option) ? " -r -F" : " -x";
-      }
+      out += completion_of(option, {fmt::format(" -x -a '{}'", option.value.choices),
+                                    " -x -a '(__fish_complete_directories)'", " -r -F", " -x"});
     }
     out += fmt::format(" -d '{}'\n", replaced(help_of(option), kPairs));
   }
