@@ -151,6 +151,25 @@ extern "C" void on_interrupt(int signal) {
   _exit(128 + signal);
 }
 
+/// A signal that was ignored when the program started (nohup) stays ignored.
+void handle_interrupts(std::string_view program) {
+  const int n =
+      std::snprintf(message, sizeof message, "%.*s: interrupted\n", static_cast<int>(program.size()), program.data());
+  message_size = n < 0 ? 0 : std::min(static_cast<std::size_t>(n), sizeof message - 1);
+  // A write beyond the limit of a file's size then fails as one to a full disk does.
+  (void)std::signal(SIGXFSZ, SIG_IGN);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction old = {};
+    sigaction(signal, nullptr, &old);
+    if (old.sa_handler == SIG_IGN) continue;
+    struct sigaction action = {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
+  }
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -191,24 +210,6 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     write_to_stderr(program_name);
     write_to_stderr(": out of memory\n");
     return kOutOfMemory;
-  }
-}
-
-void handle_interrupts(std::string_view program) {
-  const int n =
-      std::snprintf(message, sizeof message, "%.*s: interrupted\n", static_cast<int>(program.size()), program.data());
-  message_size = n < 0 ? 0 : std::min(static_cast<std::size_t>(n), sizeof message - 1);
-  // A write beyond the limit of a file's size then fails as one to a full disk does.
-  (void)std::signal(SIGXFSZ, SIG_IGN);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction old = {};
-    sigaction(signal, nullptr, &old);
-    if (old.sa_handler == SIG_IGN) continue;
-    struct sigaction action = {};
-    action.sa_handler = on_interrupt;
-    action.sa_flags = SA_RESTART;
-    sigemptyset(&action.sa_mask);
-    sigaction(signal, &action, nullptr);
   }
 }
 

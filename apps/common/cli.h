@@ -69,9 +69,6 @@ std::string printable(std::string_view text);
 // model loads or a prompt is read: nothing has been produced. Inside, the first interrupt only sets a flag: the token
 // in work is finished, text is flushed and timings are printed. The second one ends the program at once.
 
-/// Installs the handlers. A signal that was ignored when the program started (nohup) stays ignored.
-void handle_interrupts(std::string_view program);
-
 /// 128 + the signal that asked for the end; 0 if none did.
 int interrupt_exit_code();
 
