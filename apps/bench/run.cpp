@@ -1,6 +1,5 @@
 #include "apps/bench/run.h"
 
-#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <optional>

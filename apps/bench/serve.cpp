@@ -6,7 +6,6 @@
 #include <cmath>
 #include <iterator>
 #include <random>
-#include <string>
 #include <string_view>
 #include <utility>
 

@@ -11,9 +11,7 @@
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
-#include <utility>
 
-#include "apps/common/cli.h"
 #include "models/files/file.h"
 #include "models/files/json.h"
 #include "models/files/utf8.h"

@@ -10,8 +10,6 @@
 #include <system_error>
 #include <utility>
 
-#include "apps/common/cli.h"
-
 namespace mmrec::apps {
 namespace {
 

@@ -13,7 +13,6 @@
 
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
-#include "apps/common/output.h"
 #include "apps/common/stopwatch.h"
 #include "apps/generate/line_editor.h"
 #include "apps/generate/prompt.h"

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "apps/common/cli.h"
-#include "apps/common/input.h"
 #include "apps/generate/prompt.h"
 #include "kernels/cpu/thread_pool.h"
 

@@ -8,7 +8,6 @@
 
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
-#include "apps/common/named_files.h"
 #include "apps/generate/records.h"
 #include "apps/generate/sampling.h"
 

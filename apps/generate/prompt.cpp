@@ -9,9 +9,7 @@
 #include <cerrno>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <stdexcept>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -21,7 +19,6 @@
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
 #include "mmrec/computed_with.h"
-#include "mmrec/state_file.h"
 #include "models/files/file.h"
 #include "models/files/replace_file.h"
 

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <exception>
 #include <new>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "apps/common/arguments.h"
@@ -244,11 +242,10 @@ std::string Timings::rates() const {
     line += fmt::format(" | prefill {} tokens, {:.1f} tok/s", prefill_tokens, prefill_rate());
     if (prefill.token_sweeps > 0) line += fmt::format(", {:.2f} sweeps/token", prefill.sweeps_per_token());
   }
-  if (decode_tokens > 0 && decode_bytes == 0) {  // several sequences share a reading of the weights
+  if (decode_tokens > 0) {
     line += fmt::format(" | decode {} tokens, {:.1f} tok/s", decode_tokens, decode_rate());
-  } else if (decode_tokens > 0) {
-    line += fmt::format(" | decode {} tokens, {:.1f} tok/s, {:.2f} GB/s", decode_tokens, decode_rate(),
-                        gigabytes_per_second());
+    // None where several sequences share a reading of the weights.
+    if (decode_bytes > 0) line += fmt::format(", {:.2f} GB/s", gigabytes_per_second());
   }
   return line;
 }

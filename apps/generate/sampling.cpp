@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <random>
-#include <string>
 #include <system_error>
 #include <type_traits>
 #include <variant>

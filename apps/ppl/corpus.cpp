@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <utility>
 
 #include "apps/common/cli.h"
-#include "apps/common/input.h"
-#include "apps/common/progress.h"
 #include "apps/ppl/merge.h"
 #include "kernels/cpu/thread_pool.h"
 #include "mmrec/evaluation.h"

@@ -14,9 +14,7 @@
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
-#include "apps/ppl/corpus.h"
 #include "apps/ppl/options.h"
-#include "apps/ppl/report.h"
 
 namespace mmrec::apps {
 namespace {

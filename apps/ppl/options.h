@@ -6,7 +6,6 @@
 
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
-#include "apps/common/named_files.h"
 #include "apps/ppl/corpus.h"
 #include "apps/ppl/report.h"
 #include "mmrec/evaluation.h"

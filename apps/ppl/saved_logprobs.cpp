@@ -21,7 +21,6 @@
 
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
-#include "apps/ppl/corpus.h"
 #include "apps/ppl/report.h"
 #include "mmrec/errors.h"
 #include "mmrec/session.h"

@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include "apps/common/model_folder.h"
-
 namespace mmrec::apps {
 namespace {
 
