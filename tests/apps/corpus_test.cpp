@@ -1,6 +1,4 @@
 // What mmrec-ppl takes for a document: files, lines, paragraphs, fields of JSON lines.
-#include <random>
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {
@@ -102,13 +100,19 @@ TEST(Corpus, OneRuleForWhatHasNoTokensToScore) {
       {{"--split-by", "jsonl"}, "{\"text\":\"one\"}\n\n\r\n{\"text\":\"\"}\n{\"text\":\"\"}\n"}};
   for (const auto& [arguments, input] : inputs) {
     for (const Words& mode : {Words{}, Words{"--mode", "rolling", "--window", "2"}}) {
-      const Outcome outcome = ppl(words(words(arguments, mode), {"--format", "json", "-"}), input);
+      const Words line = words(words(arguments, mode), {"--format", "json", "-"});
+      const Outcome outcome = ppl(line, input);
       const Json json = json_of(outcome);
       EXPECT_EQ(json["docs"], 3);
       EXPECT_EQ(json["empty_docs"], 2);
+      expect_same(json, json_of(ppl(line, input.substr(0, input.find('\n')))),
+                  {"tokens", "nll", "ppl", "bytes", "words"});
       expect_says(outcome.err, {"stdin:4: 0 scored tokens"});
     }
   }
+  const TempFolder folder;
+  write_file(folder / "empty.txt", "");
+  expect_says(ppl({folder / "empty.txt", "-"}, "one").err, {"empty.txt: 0 scored tokens"});
 }
 
 TEST(Corpus, CsvIsQuoted) {

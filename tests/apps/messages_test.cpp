@@ -66,12 +66,19 @@ TEST(Messages, NothingToScoreIsNoFaultHoweverTheCorpusIsSplit) {
   for (const Words& how :
        {Words{}, Words{"--split-by", "line"}, Words{"--split-by", "blank"}, Words{"--split-by", "jsonl"},
         Words{"--ids"}, Words{"--mode", "rolling", "--window", "8"}, Words{"--mode", "strided", "--window", "8"},
-        Words{"--mode", "llama", "--window", "8"}, Words{"--per-doc"}, Words{"--format", "json"}}) {
-    const Outcome outcome = ppl(words(how, {"-"}), "");
-    EXPECT_EQ(outcome.code, 0) << joined(how) << outcome.err;
+        Words{"--mode", "llama", "--window", "8"}, Words{"--per-doc"}}) {
+    const Outcome outcome = ppl(words(how, {"--format", "json", "-"}), "");
+    const Json json = json_of(outcome);
+    for (const char* key : {"ppl", "ppl_stderr", "bits_per_byte", "word_ppl", "byte_ppl"}) {
+      EXPECT_TRUE(json[key].is_null()) << joined(how) << key;
+    }
+    EXPECT_EQ(json["tokens"], 0);
     expect_says(outcome.err, {"0 scored tokens: there is no perplexity"});
     EXPECT_EQ(outcome.err.find("nan"), std::string::npos) << outcome.err;
   }
+  for (const Words& how : {Words{}, Words{"--per-doc"}}) EXPECT_EQ(ppl(words(how, {"-"}), "").code, 0);
+  EXPECT_EQ(ppl_json({"--per-token", "--ids", "-"}, "")["documents"], Json::array());
+  EXPECT_TRUE(ppl_json({"--ids", "-"}, "[]\n[5]\n")["ppl"].is_null());
   for (const Words& how : {Words{"--split-by", "line"}, Words{"--split-by", "blank"}, Words{"--split-by", "jsonl"},
                            Words{"--ids"}, Words{"--pairs"}}) {
     EXPECT_EQ(ppl(words(how, {"-"}), "\n \n\t\r\n").code, 0) << joined(how);
