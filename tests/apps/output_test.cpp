@@ -1,10 +1,7 @@
 // Where output goes wrong: full devices, closed pipes, interrupts, and files that must appear whole or not at all.
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <regex>
-#include <utility>
 
 #include "tests/apps/programs.h"
 
@@ -132,16 +129,20 @@ TEST(Interrupt, PplLeavesNoFileBehind) {
 }
 
 TEST(OutputFile, IsTheSameBytesAsStdout) {
-  const TempFolder folder;
-  const Words arguments = ppl_on_tiny({"--ids", "--per-token", kIds});
-  const Outcome outcome = run(words(arguments, {"-o", folder / "result.jsonl"}));
-  EXPECT_EQ(outcome.code, 0);
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(read_file(folder / "result.jsonl"), run(arguments).out);
-  EXPECT_EQ(files_in(folder.path()), 1);
   const mode_t mask = umask(0);
   umask(mask);
-  EXPECT_EQ(mode_of(folder / "result.jsonl"), 0666U & ~mask);
+  for (const Words& line :
+       {ppl_on_tiny({"--ids", "--per-token", kIds}), generate_on_tiny({"-p", "Alice was", "-n", "24", "-s", "5"})}) {
+    const TempFolder folder;
+    const Outcome outcome = run(words(line, {"-o", folder / "result"}));
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(read_file(folder / "result"), run(line).out);
+    EXPECT_EQ(run(words(line, {"-o", "-"})).out, run(line).out);
+    EXPECT_EQ(files_in(folder.path()), 1);
+    EXPECT_EQ(mode_of(folder / "result"), 0666U & ~mask);
+    expect_refused(run(words(line, {"-o", "/nonexistent/text"})), 5, {"/nonexistent/text: cannot write"});
+  }
 }
 
 TEST(OutputFile, AFailedRunLeavesTheOldFile) {

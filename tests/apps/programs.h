@@ -2,24 +2,12 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <csignal>
-#include <filesystem>
-#include <functional>
 #include <initializer_list>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "tests/apps/process.h"
 #include "tests/support/model_folder.h"
@@ -72,6 +60,14 @@ inline std::string repeated(std::string_view text, std::size_t bytes) {
   std::string all;
   while (all.size() < bytes) all += text;
   return all;
+}
+
+/// A printed character of `text` from byte `from` on that is ASCII, so that it is UTF-8 alone, and no comma.
+inline std::string ascii_of(const std::string& text, std::size_t from = 0) {
+  const auto is_it = [](char c) { return c > ' ' && c < 127 && c != ','; };
+  const auto at = std::find_if(text.begin() + static_cast<std::ptrdiff_t>(from), text.end(), is_it);
+  EXPECT_NE(at, text.end()) << text;
+  return {at, at == text.end() ? at : at + 1};
 }
 
 inline std::string joined(const Words& arguments) {

@@ -1,6 +1,4 @@
 // States of mmrec-generate: a text that is interrupted, saved and gone on with is the uninterrupted one.
-#include <sstream>
-
 #include "apps/generate/prompt.h"
 #include "tests/apps/programs.h"
 #include "tests/engine/sessions.h"
@@ -72,9 +70,7 @@ TEST_F(State, AnInterruptedTextIsSaved) {
 TEST_F(State, ASavedStopIsSaidToGoBeyondTheText) {
   const Words greedy = {"-p", "Alice was", "-n", "40", "--temp", "0"};
   const std::string text = generate_json(greedy)["text"];
-  const auto ascii = std::find_if(text.begin() + 3, text.end(), [](char c) { return c > ' ' && c < 127; });
-  ASSERT_NE(ascii, text.end());
-  const Outcome outcome = generate(words(greedy, {"--stop", std::string(1, *ascii), "--state-out", file("a")}));
+  const Outcome outcome = generate(words(greedy, {"--stop", ascii_of(text, 3), "--state-out", file("a")}));
   EXPECT_EQ(outcome.code, 0);
   expect_says(outcome.err, {"before the stop string"});
 }
