@@ -1,6 +1,4 @@
 // mmrec-bench: that its figures are there and add up, and that it leaves nothing behind.
-#include <fstream>
-
 #include "apps/bench/run.h"
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"

@@ -1,9 +1,5 @@
 // --save-logprobs and --compare with it: what is saved is the public code's distribution, and divergences are those of
 // a plain sum over two files, read here by their documented layout.
-#include <cmath>
-#include <cstring>
-#include <map>
-
 #include "tests/apps/programs.h"
 #include "tests/support/safetensors_reader.h"
 

@@ -1,7 +1,5 @@
 // Model folders that must be refused, each by its exit code and a line that names the fault; and what passes with a
 // word.
-#include <cstring>
-
 #include "tests/apps/programs.h"
 #include "tests/support/rank_file_builder.h"
 

@@ -1,12 +1,6 @@
 // A law over command lines: two runs that differ in an option that decides bits share nothing that is kept between runs
 // (an entry of the prefix cache, what a state file was computed with, records of --resume). Two runs that differ only
 // in other options share all of it. Every option must be in a table below.
-#include <cstring>
-#include <map>
-#include <random>
-#include <set>
-#include <variant>
-
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
 #include "mmrec/state_file.h"

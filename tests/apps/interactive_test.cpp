@@ -1,8 +1,4 @@
 // mmrec-generate --interactive, through pipes and on a terminal, on a tiny model of random weights.
-#include <chrono>
-#include <cstdlib>
-#include <thread>
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

@@ -1,7 +1,5 @@
 // The programs on a folder of mmrec-jax: scores go token by token and every result names how documents were cut; whole
 // calls, which see later tokens, must be asked for twice.
-#include <cmath>
-
 #include "tests/apps/programs.h"
 #include "tests/support/safetensors_reader.h"
 

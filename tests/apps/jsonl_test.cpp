@@ -1,7 +1,4 @@
 // mmrec-generate --jsonl: prompts with options of their own, on a tiny model of random weights.
-#include <map>
-#include <set>
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

@@ -1,9 +1,5 @@
 // Inputs that ask for more than they look like, under a limit of the address space: each has a result or a reason, and
 // a line that asks for too much ends no run.
-#include <cstddef>
-#include <string>
-#include <vector>
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

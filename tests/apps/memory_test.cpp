@@ -1,9 +1,5 @@
 // Little address space: each run works or says that it cannot, at once, whatever the matrix library needs.
 #include <csignal>
-#include <cstddef>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
 
 #include "apps/common/cli.h"
 #include "tests/apps/programs.h"

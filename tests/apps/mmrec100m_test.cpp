@@ -1,6 +1,4 @@
 // The programs on a folder of mmrec100m, made by the converter from the public code's checkpoint, from end to end.
-#include <numeric>
-
 #include "tests/apps/programs.h"
 #include "tests/support/safetensors_reader.h"
 #include "tests/support/tokenizer_builder.h"

@@ -5,9 +5,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <set>
-#include <span>
-
 #include "apps/generate/options.h"
 #include "apps/ppl/options.h"
 #include "tests/apps/programs.h"

@@ -1,7 +1,4 @@
 // The parts of the programs that can be tested without running one.
-#include <cmath>
-#include <random>
-
 #include "apps/common/arguments.h"
 #include "apps/common/input.h"
 #include "apps/common/progress.h"

@@ -1,5 +1,4 @@
 // Runs of mmrec-ppl that are divided: shards and their merging, runs that go on; and what is made of documents besides.
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

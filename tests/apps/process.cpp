@@ -13,9 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <system_error>
-#include <utility>
 
 extern char** environ;
 

@@ -1,6 +1,4 @@
 // mmrec-quantize: its table, its files, what it refuses, and an interrupt.
-#include <map>
-
 #include "models/mmrec/mmrec.h"
 #include "tests/apps/programs.h"
 

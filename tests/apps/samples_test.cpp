@@ -1,5 +1,4 @@
 // mmrec-generate --num-samples, --logprobs and the chain that it names, on a tiny model of random weights.
-
 #include "tests/apps/programs.h"
 
 namespace mmrec::test {

@@ -2,7 +2,6 @@
 // has no Landlock or the build cannot start with one thread, the programs say so and the rest is left out. Long,
 // because it has a probe for every kind of call that is refused.
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -15,18 +14,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
 
 #include "apps/common/sandbox.h"
 #include "tests/apps/programs.h"
