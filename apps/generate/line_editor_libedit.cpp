@@ -3,13 +3,10 @@
 #include <histedit.h>
 #include <unistd.h>
 
-#include <array>
-#include <climits>
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <cwchar>
 #include <memory>
 
 #include "apps/common/input.h"
@@ -21,17 +18,6 @@ namespace {
 
 constexpr int kMostRemembered = 1000;
 
-std::string as_utf8(std::wstring_view text) {
-  std::string bytes;
-  std::mbstate_t state = {};
-  std::array<char, MB_LEN_MAX> one = {};
-  for (const wchar_t wide : text) {
-    const std::size_t size = std::wcrtomb(one.data(), wide, &state);
-    if (size <= one.size()) bytes.append(one.data(), size);
-  }
-  return bytes;
-}
-
 bool can_edit() {
   const char* terminal = std::getenv("TERM");
   return isatty(STDIN_FILENO) == 1 && terminal != nullptr && *terminal != '\0' && std::strcmp(terminal, "dumb") != 0;
@@ -39,20 +25,20 @@ bool can_edit() {
 
 class Editor {
  public:
-  Editor() : edit_(el_init("mmrec-generate", stdin, stderr, stderr)), history_(history_winit()) {
+  Editor() : edit_(el_init("mmrec-generate", stdin, stderr, stderr)), history_(history_init()) {
     if (edit_ == nullptr) return;
-    HistEventW event;
-    if (history_ != nullptr) history_w(history_, &event, H_SETSIZE, kMostRemembered);
-    el_wset(edit_, EL_CLIENTDATA, this);
-    el_wset(edit_, EL_PROMPT, &Editor::prompt_of);
-    el_wset(edit_, EL_EDITOR, L"emacs");
-    el_wset(edit_, EL_SIGNAL, 0);
+    HistEvent event;
+    if (history_ != nullptr) history(history_, &event, H_SETSIZE, kMostRemembered);
+    el_set(edit_, EL_CLIENTDATA, this);
+    el_set(edit_, EL_PROMPT, &Editor::prompt_of);
+    el_set(edit_, EL_EDITOR, "emacs");
+    el_set(edit_, EL_SIGNAL, 0);
     el_wset(edit_, EL_GETCFN, &Editor::read_character);
-    if (history_ != nullptr) el_wset(edit_, EL_HIST, history_w, history_);
-    el_wset(edit_, EL_BIND, L"^R", L"em-inc-search-prev", nullptr);
+    if (history_ != nullptr) el_set(edit_, EL_HIST, history, history_);
+    el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
   }
   ~Editor() {
-    if (history_ != nullptr) history_wend(history_);
+    if (history_ != nullptr) history_end(history_);
     if (edit_ != nullptr) el_end(edit_);
   }
   Editor(const Editor&) = delete;
@@ -60,24 +46,24 @@ class Editor {
 
   bool is_there() const { return edit_ != nullptr; }
   std::optional<std::string> next(std::string_view prompt) {
-    prompt_.assign(prompt.begin(), prompt.end());  // ASCII
+    prompt_ = prompt;
     int count = 0;
-    const wchar_t* line = el_wgets(edit_, &count);
+    const char* line = el_gets(edit_, &count);
     if (line == nullptr || count <= 0) return std::nullopt;
-    std::wstring_view text(line, static_cast<std::size_t>(count));
-    if (text.ends_with(L'\n')) text.remove_suffix(1);
-    HistEventW event;
-    if (history_ != nullptr && !text.empty()) history_w(history_, &event, H_ENTER, std::wstring(text).c_str());
-    return as_utf8(text);
+    std::string text = line;
+    if (text.ends_with('\n')) text.pop_back();
+    HistEvent event;
+    if (history_ != nullptr && !text.empty()) history(history_, &event, H_ENTER, text.c_str());
+    return text;
   }
 
  private:
   static Editor& of(EditLine* edit) {
     void* self = nullptr;
-    el_wget(edit, EL_CLIENTDATA, &self);
+    el_get(edit, EL_CLIENTDATA, &self);
     return *static_cast<Editor*>(self);
   }
-  static wchar_t* prompt_of(EditLine* edit) { return of(edit).prompt_.data(); }
+  static char* prompt_of(EditLine* edit) { return of(edit).prompt_.data(); }
 
   /// A character of UTF-8; 0 at the end and after an interrupt.
   static int read_character(EditLine* edit, wchar_t* to) {
@@ -96,8 +82,8 @@ class Editor {
   }
 
   EditLine* edit_;
-  HistoryW* history_;
-  std::wstring prompt_;
+  History* history_;
+  std::string prompt_;
   InputFile keys_{"-", false};
 };
 
