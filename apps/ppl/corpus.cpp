@@ -54,11 +54,6 @@ Corpus::Corpus(CorpusOptions options)
   }
 }
 
-Split Corpus::split_of(const std::string& file) const {
-  if (options_.split) return *options_.split;
-  return file.ends_with(".jsonl") ? Split::kJsonl : Split::kFile;
-}
-
 std::optional<Document> Corpus::next() {
   if (ready_.empty() && !fault_) fill();
   if (interrupt_exit_code() != 0) return std::nullopt;
@@ -164,7 +159,8 @@ bool Corpus::is_left(Read& read) const {
 }
 
 std::optional<Corpus::Read> Corpus::read() {
-  const Split split = split_of(options_.files[at_]);
+  const bool is_jsonl = options_.files[at_].ends_with(".jsonl");
+  const Split split = options_.split.value_or(is_jsonl ? Split::kJsonl : Split::kFile);
   return split == Split::kFile ? read_file() : read_part(split);
 }
 
@@ -178,38 +174,32 @@ std::optional<Corpus::Read> Corpus::read_file() {
   return is_wanted && is_left(read) ? std::optional(std::move(read)) : std::nullopt;
 }
 
-std::optional<std::string_view> Corpus::next_line() {
-  for (;;) {
-    const auto line = lines_->next();
-    if (!line) return std::nullopt;
-    if (!is_blank(*line)) return without_return(*line);
-  }
-}
-
 std::optional<Corpus::Read> Corpus::read_part(Split split) {
   const std::string& file = options_.files[at_];
   if (!lines_) lines_.emplace(file, true, options_.most_bytes);
-  while (const auto line = next_line()) {
+  while (const auto next = lines_->next()) {
+    if (is_blank(*next)) continue;
+    const std::string_view line = without_return(*next);
     Read read{.document = {.index = index_, .name = fmt::format("{}:{}", input_name(file), lines_->lines())}};
     const std::string& name = read.document.name;
     const bool is_wanted = is_next_wanted();
     if (split == Split::kBlank) {
-      read.text = *line;
+      read.text = line;
       for (auto more = lines_->next(); more && !is_blank(*more); more = lines_->next()) {
         if (!is_wanted) continue;
         read.text.append("\n").append(without_return(*more));
         if (read.text.size() > options_.most_bytes) throw TooLong(name, read.text.size(), options_.most_bytes);
       }
     } else if (is_wanted && split == Split::kIds) {
-      read.document.ids = parse_ids(*line, name, options_.vocab_size);
+      read.document.ids = parse_ids(line, name, options_.vocab_size);
     } else if (is_wanted && split == Split::kPairs) {
-      const Json object = parse_object(*line, name);
+      const Json object = parse_object(line, name);
       read.text = string_field(object, "context", name);
       read.context = read.text.size();
       read.text += string_field(object, "continuation", name);
     } else if (is_wanted) {
       read.text =
-          split == Split::kJsonl ? string_field(parse_object(*line, name), options_.field, name) : std::string(*line);
+          split == Split::kJsonl ? string_field(parse_object(line, name), options_.field, name) : std::string(line);
     }
     if (is_wanted && is_left(read)) return read;
   }

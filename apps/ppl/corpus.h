@@ -112,13 +112,10 @@ class Corpus {
 
   static bool is_long(const Read& read) { return read.text.size() >= kLongText; }
   bool is_read() const { return at_ == options_.files.size(); }
-  Split split_of(const std::string& file) const;
   /// The next document of the file at hand; none at its end, and after an interrupt.
   std::optional<Read> read();
   std::optional<Read> read_file();
   std::optional<Read> read_part(Split split);
-  /// The next line that is not blank, without a carriage return at its end.
-  std::optional<std::string_view> next_line();
   bool is_next_wanted();
   /// Sets the hash of a document that was read; whether the document is to be scored.
   bool is_left(Read& read) const;
