@@ -22,6 +22,7 @@
 #include "apps/common/stopwatch.h"
 #include "kernels/cpu/onednn_call.h"
 #include "kernels/cpu/thread_pool.h"
+#include "models/files/interrupted.h"
 
 namespace mmrec::apps {
 namespace {
@@ -158,9 +159,7 @@ Peaks measure_machine_apart() {
   }
   (void)close(ends[1]);
   Peaks peaks;
-  ssize_t n = 0;
-  do n = read(ends[0], &peaks, sizeof peaks);
-  while (n < 0 && errno == EINTR);
+  const ssize_t n = models::uninterrupted([&] { return read(ends[0], &peaks, sizeof peaks); });
   (void)close(ends[0]);
   (void)waitpid(child, nullptr, 0);
   if (n != ssize_t{sizeof peaks}) throw std::bad_alloc();  // the one thing the measurement can run out of

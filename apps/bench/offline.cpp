@@ -23,6 +23,7 @@
 #include "apps/common/cli.h"
 #include "apps/common/output.h"
 #include "apps/common/stopwatch.h"
+#include "models/files/interrupted.h"
 #include "models/files/replace_file.h"
 
 namespace mmrec::apps {
@@ -90,8 +91,7 @@ class Child {
 
   int end() {
     int status = 0;
-    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-    }
+    (void)models::uninterrupted([&] { return waitpid(pid_, &status, 0); });
     pid_ = -1;
     return status;
   }

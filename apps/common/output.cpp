@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "models/files/interrupted.h"
+
 namespace mmrec::apps {
 namespace {
 
@@ -51,9 +53,7 @@ Output::Output(std::filesystem::path path) : target_(std::move(path)) {
 Output::Output(std::filesystem::path path, GoesOn) : target_(std::move(path)) { open_target(O_WRONLY | O_CREAT); }
 
 void Output::open_target(int flags) {
-  do {
-    fd_ = open(target_.c_str(), flags | O_CLOEXEC, 0666);
-  } while (fd_ < 0 && errno == EINTR);
+  fd_ = models::uninterrupted([&] { return open(target_.c_str(), flags | O_CLOEXEC, 0666); });
   if (fd_ < 0) fail(errno);
 }
 
