@@ -13,7 +13,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <system_error>
 
 #include "apps/common/output.h"
 #include "kernels/cpu/thread_pool.h"
@@ -31,11 +30,6 @@ void occupy_standard_descriptors() {
   if (fcntl(STDIN_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_WRONLY);
   if (fcntl(STDOUT_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_RDONLY);
   if (fcntl(STDERR_FILENO, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_WRONLY);
-}
-
-bool means_no_memory(const std::error_code& code) {
-  // EAGAIN is what starting a thread gives where its stack has no room.
-  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
 }
 
 // Memory for when there is no more: messages take some, and so do the destructors of nlohmann's JSON values, which end
@@ -171,6 +165,11 @@ void handle_interrupts(std::string_view program) {
 }
 
 }  // namespace
+
+bool means_no_memory(const std::error_code& code) {
+  // EAGAIN is what starting a thread gives where its stack has no room.
+  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
+}
 
 std::string printable(std::string_view text) {
   constexpr std::size_t kLongest = 2000;

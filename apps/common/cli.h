@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace mmrec::apps {
@@ -35,6 +36,9 @@ class RejectedFile : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// Whether an error of the system is want of memory.
+bool means_no_memory(const std::error_code& code);
 
 /// What `work` returns. What it throws of `Caught` becomes an `Error` with the same message.
 template <class Error, class Caught = std::runtime_error, class Work>

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "models/files/file.h"
+#include "models/files/interrupted.h"
 #include "models/files/json.h"
 #include "models/files/utf8.h"
 
@@ -31,8 +31,8 @@ struct stat status_of(int fd) {
 }
 
 int open_input(const std::string& path) {
-  int fd = STDIN_FILENO;
-  while (path != "-" && (fd = open(path.c_str(), O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR) continue;
+  if (path == "-") return STDIN_FILENO;
+  const int fd = models::uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); });
   if (fd < 0) unreadable(path, errno);
   return fd;
 }
@@ -65,9 +65,10 @@ using Json = nlohmann::ordered_json;
 
 }  // namespace
 
-std::string TooLong::reason_of(std::uint64_t found, std::uint64_t most, bool is_whole) {
-  return fmt::format("too long (found {}{} bytes, expected at most {})", is_whole ? "" : "at least ", found, most);
-}
+TooLong::TooLong(const std::string& where, std::uint64_t found, std::uint64_t most, bool is_whole)
+    : RejectedFile(fmt::format("{}: too long (found {}{} bytes, expected at most {})", where,
+                               is_whole ? "" : "at least ", found, most)),
+      reason_at_(where.size() + 2) {}
 
 std::string input_name(const std::string& path) { return path == "-" ? "stdin" : path; }
 

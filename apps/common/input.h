@@ -25,16 +25,12 @@ inline constexpr std::size_t kMaxInputBytes = std::size_t{1} << 31;
 class TooLong : public RejectedFile {
  public:
   /// `where`: FILE or FILE:LINE. `is_whole`: `found` is exact, else the least.
-  TooLong(const std::string& where, std::uint64_t found, std::uint64_t most, bool is_whole = false)
-      : TooLong(where, reason_of(found, most, is_whole)) {}
+  TooLong(const std::string& where, std::uint64_t found, std::uint64_t most, bool is_whole = false);
   /// The message without the place.
-  const std::string& reason() const { return reason_; }
+  std::string reason() const { return what() + reason_at_; }
 
  private:
-  TooLong(const std::string& where, std::string reason)
-      : RejectedFile(where + ": " + reason), reason_(std::move(reason)) {}
-  static std::string reason_of(std::uint64_t found, std::uint64_t most, bool is_whole);
-  std::string reason_;
+  std::size_t reason_at_;
 };
 
 /// A file that is open for reading, or stdin for "-". Throws RejectedFile for one that is compressed.

@@ -40,13 +40,11 @@ void expect_folder(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return;
   const std::string ending = path.extension().string();
-  const auto is_one_of = [&](std::initializer_list<std::string_view> endings) {
-    return std::find(endings.begin(), endings.end(), ending) != endings.end();
-  };
+  const auto checkpoints = {".pt", ".pth", ".bin", ".ckpt", ".msgpack"};
   const auto refuse = [&](std::string_view what, const std::string& advice) {
     throw RejectedFile(fmt::format("{}: {} (expected a model folder). Try: {}", path.string(), what, advice));
   };
-  if (is_one_of({".pt", ".pth", ".bin", ".ckpt", ".msgpack"})) {
+  if (std::find(checkpoints.begin(), checkpoints.end(), ending) != checkpoints.end()) {
     refuse("a checkpoint",
            fmt::format("weights/convert.py {} -o FOLDER --tokenizer FILE, and -m FOLDER", path.string()));
   }
@@ -74,16 +72,15 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
     const bool of_the_system =
         error.code().category() == std::generic_category() || error.code().category() == std::system_category();
     if (!of_the_system) throw;
-    const bool memory =
-        error.code() == std::errc::not_enough_memory || error.code() == std::errc::resource_unavailable_try_again;
-    if (memory) throw std::bad_alloc();
-    const bool missing = error.code() == std::errc::no_such_file_or_directory;
-    throw RejectedFile(fmt::format("{}{}", error.what(),
-                                   missing ? fmt::format(". Try: a folder that holds config.json, "
-                                                         "model.safetensors and tokenizer.model or "
-                                                         "tokenizer.tiktoken (found {})",
-                                                         folder.string())
-                                           : std::string()));
+    if (means_no_memory(error.code())) throw std::bad_alloc();
+    std::string message = error.what();
+    if (error.code() == std::errc::no_such_file_or_directory) {
+      message += fmt::format(
+          ". Try: a folder that holds config.json, model.safetensors and tokenizer.model or tokenizer.tiktoken (found "
+          "{})",
+          folder.string());
+    }
+    throw RejectedFile(message);
   } catch (const std::runtime_error& error) {
     throw RejectedFile(error.what());
   }
@@ -237,16 +234,15 @@ Tokenizer load_tokenizer(const std::filesystem::path& folder, const ModelInfo& i
   }
   Tokenizer tokenizer = rejecting(folder, [&] { return Tokenizer::load(folder); });
   const std::int64_t pieces = tokenizer.vocab_size();
-  const std::string file = Tokenizer::file_of(folder).string();
   if (pieces > info.vocab_size) {
     throw RejectedFile(
         fmt::format("{}: the tokenizer has more pieces than the model has embeddings (found {}, expected "
                     "at most {}). Try: the tokenizer that came with this model",
-                    file, pieces, info.vocab_size));
+                    tokenizer_file.string(), pieces, info.vocab_size));
   }
   if (pieces < info.vocab_size) {
-    warn(fmt::format("{}: {} pieces for {} embeddings; ids from {} on are never drawn", file, pieces, info.vocab_size,
-                     pieces));
+    warn(fmt::format("{}: {} pieces for {} embeddings; ids from {} on are never drawn", tokenizer_file.string(), pieces,
+                     info.vocab_size, pieces));
   }
   return tokenizer;
 }

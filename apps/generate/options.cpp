@@ -109,14 +109,9 @@ std::filesystem::path folder_of(const Arguments& arguments) {
   return alone.front();
 }
 
-std::optional<std::string> unescaped_option(const Arguments& arguments, std::string_view name) {
-  auto text = arguments.text(name);
-  if (!text || !arguments.has("escape")) return text;
-  return unescaped(*text, name);
-}
-
 void read_files(const Arguments& arguments, GenerateCommand& command) {
-  command.prompt = unescaped_option(arguments, "prompt");
+  command.prompt = arguments.text("prompt");
+  if (command.prompt && arguments.has("escape")) command.prompt = unescaped(*command.prompt, "prompt");
   command.file = arguments.file("file");
   command.state_in = arguments.file("state-in");
   command.state_out = arguments.file("state-out");
