@@ -86,14 +86,9 @@ Process::Process(const Command& command) : input_(command.input.value_or("")) {
   } else if (!command.terminal) {
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   }
-  if (command.stdout_path.empty()) {
-    const Pipe out;
-    out_ = out.read;
-    give(out.write, STDOUT_FILENO);
-  } else {
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, command.stdout_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC,
-                                     0666);
-  }
+  const Pipe out;
+  out_ = out.read;
+  give(out.write, STDOUT_FILENO);
 
   // The signals a shell would leave at their defaults, whatever this test runner was started with.
   posix_spawnattr_t attributes;

@@ -9,13 +9,12 @@
 
 namespace mmrec::test {
 
-/// How to start a program. stdout and stderr are pipes unless they say otherwise.
+/// How to start a program. stdout is a pipe, and stderr unless it is a terminal.
 struct Command {
   std::vector<std::string> arguments = {};  // [0] is the program
   std::optional<std::string> input = {};    // piped into stdin; none: /dev/null
   bool terminal = false;                    // stdin and stderr are its terminal, stdout stays a pipe
   int terminal_columns = 80;
-  std::string stdout_path = {};  // a file to open for stdout instead of a pipe
 };
 
 /// A program on a terminal.
