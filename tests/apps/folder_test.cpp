@@ -111,26 +111,19 @@ TEST_F(Folder, NonFiniteWeights) {
   expect_rejected({"blocks.1.ffn.0.weight", "5"});
 }
 
-// Finite weights whose logits overflow: the fault shows at the first token.
 TEST_F(Folder, ANumericFaultIsExitSix) {
-  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
-  const std::uint16_t huge = 0x7f7f;
-  for (const char* name : {"norm.weight", "embedding.weight"}) {
-    std::string& bytes = checkpoint.at(name).bytes;
-    for (std::size_t i = 0; i + 2 <= bytes.size(); i += 2) std::memcpy(bytes.data() + i, &huge, 2);
-  }
-  checkpoint.write(copy_ / "model.safetensors");
+  const auto fill = [&](std::initializer_list<const char*> names, std::uint16_t number) {
+    EditableCheckpoint checkpoint(kTiny + "/model.safetensors");
+    for (const char* name : names) {
+      std::string& bytes = checkpoint.at(name).bytes;
+      for (std::size_t i = 0; i + 2 <= bytes.size(); i += 2) std::memcpy(bytes.data() + i, &number, 2);
+    }
+    checkpoint.write(copy_ / "model.safetensors");
+  };
+  fill({"norm.weight", "embedding.weight"}, 0x7f7f);  // finite, but logits overflow: shows at the first token
   expect_refused(generate(), 6, {"mmrec-generate: "});
   expect_refused(ppl(), 6, {"stdin", "token 1"});
-}
-
-// Log-probs that fp32 holds, and no perplexity that a double does.
-TEST_F(Folder, APerplexityBeyondAllNumbersIsExitSix) {
-  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
-  const std::uint16_t large = 0x4d00;  // 1.3e8
-  std::string& bytes = checkpoint.at("norm.weight").bytes;
-  for (std::size_t i = 0; i + 2 <= bytes.size(); i += 2) std::memcpy(bytes.data() + i, &large, 2);
-  checkpoint.write(copy_ / "model.safetensors");
+  fill({"norm.weight"}, 0x4d00);  // 1.3e8: log-probs that fp32 holds, and no perplexity that a double does
   expect_refused(ppl(), 6, {"perplexity", "not finite"});
 }
 

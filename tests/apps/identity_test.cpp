@@ -204,17 +204,9 @@ TEST_F(Law, RunsOfGenerateShareStatesIfAndOnlyIfTheyComputeAlike) {
     const Pair pair = random_pair(kOfGenerate, round);
     const std::string name = std::to_string(round);
     const auto line = [&](const Words& options, const char* state) {
-      const Words fixed = {kGenerate,
-                           "--device",
-                           "cpu",
-                           "--json",
-                           "-p",
-                           "once upon a time",
-                           "--prefix-cache",
-                           scratch_ / ("cache" + name),
-                           state,
-                           scratch_ / (name + state)};
-      return words(fixed, options);
+      const Words fixed = {kGenerate, "--device", "cpu", "--json", "-p", "once upon a time"};
+      const Words places = {"--prefix-cache", scratch_ / ("cache" + name), state, scratch_ / (name + state)};
+      return words(words(fixed, places), options);
     };
     const bool alike = pair.option->decides == kNothing;
     const std::string what = joined(pair.one) + "\n" + joined(pair.other);

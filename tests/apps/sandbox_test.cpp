@@ -66,6 +66,11 @@ class Tally {
     if (result == -1 && errno == error) return;
     note(what, " is not refused", result);
   }
+  void refused_to_open(int flags, std::initializer_list<fs::path> paths) {
+    for (const fs::path& path : paths) {
+      refused((flags == O_RDONLY ? "reading " : "writing ") + path.string(), ::open(path.c_str(), flags), EACCES);
+    }
+  }
   void allowed(std::string_view what, bool is_so) {
     if (!is_so) note(what, " is refused", -1);
   }
@@ -97,6 +102,9 @@ constexpr long kRefused[] = {
 constexpr long kHidden[] = {425, 428, 430, 434, 435, 437, 438, 440, 442, 447, 452, 463, 469};
 constexpr unsigned long kSetFlags = 0x40086602;       // FS_IOC_SETFLAGS
 constexpr unsigned long kSetAttributes = 0x401C5820;  // FS_IOC_FSSETXATTR
+constexpr unsigned long kTiocLinux = 0x541C;
+constexpr unsigned long kRefusedIoctls[] = {TIOCSTI,   kTiocLinux, TIOCSPGRP, TIOCSCTTY, TIOCSWINSZ,    FIOASYNC,
+                                            FIOSETOWN, SIOCSPGRP,  FIONBIO,   kSetFlags, kSetAttributes};
 
 /// What reaches other processes, or changes what is behind a descriptor that may only be read.
 void try_calls(Tally& tally, int input, const fs::path& folder) {
@@ -142,19 +150,8 @@ void try_calls(Tally& tally, int input, const fs::path& folder) {
   tally.refused("F_NOTIFY", ::fcntl(input, F_NOTIFY, 0));
   tally.refused("F_SETLEASE", ::fcntl(input, F_SETLEASE, F_RDLCK));
   tally.refused("F_SETLK", ::fcntl(input, F_SETLK, &lock));
-  for (const auto& [name, request] :
-       std::initializer_list<std::pair<const char*, unsigned long>>{{"TIOCSTI", TIOCSTI},
-                                                                    {"TIOCLINUX", 0x541C},
-                                                                    {"TIOCSPGRP", TIOCSPGRP},
-                                                                    {"TIOCSCTTY", TIOCSCTTY},
-                                                                    {"TIOCSWINSZ", TIOCSWINSZ},
-                                                                    {"FIOASYNC", FIOASYNC},
-                                                                    {"FIOSETOWN", FIOSETOWN},
-                                                                    {"SIOCSPGRP", SIOCSPGRP},
-                                                                    {"FIONBIO", FIONBIO},
-                                                                    {"FS_IOC_SETFLAGS", kSetFlags},
-                                                                    {"FS_IOC_FSSETXATTR", kSetAttributes}}) {
-    tally.refused(name, ::ioctl(input, request, &number));
+  for (const unsigned long request : kRefusedIoctls) {
+    tally.refused("ioctl " + std::to_string(request), ::ioctl(input, request, &number));
   }
   tally.allowed("asking for flags", ::fcntl(input, F_GETFL) >= 0);
   tally.allowed("not to wait", ::fcntl(input, F_SETFL, O_NONBLOCK) == 0);
@@ -165,17 +162,12 @@ void try_calls(Tally& tally, int input, const fs::path& folder) {
 void try_files(Tally& tally, int input, const fs::path& folder) {
   const auto opened = [](const fs::path& path, int flags) { return ::open(path.c_str(), flags | O_CLOEXEC, 0600); };
   const fs::path parent = "/proc/" + std::to_string(::getppid());
-  for (const fs::path& path :
-       {folder / "outside", folder / "out/other", folder / "model/x", folder / "model/notes", fs::path("/etc/passwd"),
-        fs::path("/proc/self/root/etc/passwd"), fs::path("/proc/kmsg"), fs::path("/proc/1/status"), parent / "environ",
-        parent / "maps", parent / "mem", parent / "cmdline", fs::path("/sys/kernel")}) {
-    tally.refused("reading " + path.string(), opened(path, O_RDONLY), EACCES);
-  }
-  for (const fs::path& path :
-       {folder / "outside", folder / "in", folder / "model/config.json", fs::path("/proc/self/coredump_filter"),
-        fs::path("/proc/self/mem"), fs::path("/dev/full")}) {
-    tally.refused("writing " + path.string(), opened(path, O_WRONLY), EACCES);
-  }
+  tally.refused_to_open(
+      O_RDONLY, {folder / "outside", folder / "out/other", folder / "model/x", folder / "model/notes", "/etc/passwd",
+                 "/proc/self/root/etc/passwd", "/proc/kmsg", "/proc/1/status", parent / "environ", parent / "maps",
+                 parent / "mem", parent / "cmdline", "/sys/kernel"});
+  tally.refused_to_open(O_WRONLY, {folder / "outside", folder / "in", folder / "model/config.json",
+                                   "/proc/self/coredump_filter", "/proc/self/mem", "/dev/full"});
   const std::string outside = folder / "outside";
   const std::string other = folder / "other";
   const std::string inside = folder / "out/written";
@@ -278,13 +270,8 @@ TEST_F(Sandboxed, ADriverReadsAllButProcessesAndNamesItsThreads) {
     tally.allowed("reading all files", read >= 0);
     tally.allowed("reading devices' numbers", ::open("/proc/devices", O_RDONLY) >= 0);
     const std::string parent = "/proc/" + std::to_string(::getppid());
-    for (const std::string& path : {parent + "/environ", parent + "/cmdline", std::string("/dev/full")}) {
-      tally.refused("reading " + path, ::open(path.c_str(), O_RDONLY), EACCES);
-    }
-    for (const std::string& path :
-         {file("outside"), std::string("/proc/self/coredump_filter"), std::string("/dev/full")}) {
-      tally.refused("writing " + path, ::open(path.c_str(), O_WRONLY), EACCES);
-    }
+    tally.refused_to_open(O_RDONLY, {parent + "/environ", parent + "/cmdline", "/dev/full"});
+    tally.refused_to_open(O_WRONLY, {file("outside"), "/proc/self/coredump_filter", "/dev/full"});
     tally.refused("making a file", ::open(file("other").c_str(), O_WRONLY | O_CREAT, 0600), EACCES);
     if (landlock_version() >= 4) {  // before calls are restricted, too
       const sockaddr_in port = {.sin_family = AF_INET, .sin_port = 1, .sin_addr = {}, .sin_zero = {}};
