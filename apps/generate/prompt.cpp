@@ -40,25 +40,16 @@ constexpr std::string_view kEnding = ".prefix";
 constexpr std::int64_t kFirstCheckpoint = 256;       // less is consumed in no time
 constexpr std::int64_t kCutsWithoutSegments = 4096;  // docs/numerics.md#batch-invariance
 
-/// FNV-1a over what a state was computed with and over ids, one after another. It finds files quickly; what a file
-/// holds decides whether it is used.
-class NameHash {
- public:
-  explicit NameHash(std::string_view computed_with) {
-    for (const char c : computed_with) add_byte(static_cast<unsigned char>(c));
-  }
-  void add(int id) {
-    for (int byte = 0; byte < 4; ++byte) add_byte(static_cast<std::uint32_t>(id) >> (8 * byte));
-  }
-  std::uint64_t value() const { return hash_; }
+/// FNV-1a of `bytes`, behind those that gave `hash`: of what a state was computed with, then of its ids. It finds files
+/// quickly; what a file holds decides whether it is used.
+std::uint64_t name_hash(std::string_view bytes, std::uint64_t hash = 0xCBF29CE484222325U) {
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001B3U;
+  return hash;
+}
 
- private:
-  void add_byte(std::uint32_t byte) {
-    hash_ ^= byte & 0xFFU;
-    hash_ *= 0x100000001B3U;
-  }
-  std::uint64_t hash_ = 0xCBF29CE484222325U;
-};
+std::string_view bytes_of(std::span<const int> ids) {
+  return {reinterpret_cast<const char*>(ids.data()), ids.size_bytes()};
+}
 
 /// The number of tokens that a name of this identity tells.
 std::optional<std::int64_t> count_in(std::string_view name, std::string_view identity) {
@@ -259,11 +250,12 @@ std::int64_t PrefixCache::restore(Session& session, std::span<const int> ids) {
     const bool fits = count && (*count == std::ssize(ids) || (*count < std::ssize(ids) && *count % grid_ == 0));
     if (fits) hashes.emplace(*count, 0);
   }
-  NameHash hash(computed_with_);
-  std::int64_t hashed = 0;
+  std::uint64_t hash = name_hash(computed_with_);
+  std::size_t hashed = 0;
   for (auto& [count, value] : hashes) {
-    for (; hashed < count; ++hashed) hash.add(ids[static_cast<std::size_t>(hashed)]);
-    value = hash.value();
+    const auto end = static_cast<std::size_t>(count);
+    value = hash = name_hash(bytes_of(ids.subspan(hashed, end - hashed)), hash);
+    hashed = end;
   }
   for (; !hashes.empty(); hashes.erase(std::prev(hashes.end()))) {
     const auto& [count, value] = *hashes.rbegin();
@@ -302,9 +294,8 @@ std::vector<std::int64_t> PrefixCache::checkpoints(std::int64_t from, std::int64
 }
 
 void PrefixCache::store(const Session& session, std::span<const int> ids) {
-  NameHash hash(computed_with_);
-  for (const int id : ids) hash.add(id);
-  const std::filesystem::path path = folder_ / name_of(std::ssize(ids), hash.value());
+  const std::uint64_t hash = name_hash(bytes_of(ids), name_hash(computed_with_));
+  const std::filesystem::path path = folder_ / name_of(std::ssize(ids), hash);
   try {
     SavedSequence saved = save_sequence(session, {}, &tokenizer_);
     saved.computed_with = computed_with_;
