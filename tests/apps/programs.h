@@ -84,25 +84,6 @@ inline Outcome ppl(const Words& more, std::optional<std::string> input = {}) {
   return run(ppl_on_tiny(more), std::move(input));
 }
 
-/// A pipe with a name, which a program reads from.
-class Fifo {
- public:
-  explicit Fifo(std::filesystem::path path) : path_(std::move(path)) { EXPECT_EQ(::mkfifo(path_.c_str(), 0600), 0); }
-  ~Fifo() {
-    if (fd_ >= 0) (void)::close(fd_);
-  }
-  Fifo(const Fifo&) = delete;
-  Fifo& operator=(const Fifo&) = delete;
-  std::string path() const { return path_; }
-  /// Returns when the program has opened it.
-  void open() { fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC); }
-  void write(std::string_view text) const { EXPECT_EQ(::write(fd_, text.data(), text.size()), std::ssize(text)); }
-
- private:
-  std::filesystem::path path_;
-  int fd_ = -1;
-};
-
 /// A run of `line` that gets `signal` when it has printed `bytes`, or of 0 has had time to begin.
 inline Outcome interrupted(const Words& line, std::size_t bytes, int signal = SIGINT) {
   Process process(line);
@@ -116,16 +97,17 @@ inline Outcome interrupted(const Words& line, std::size_t bytes, int signal = SI
 /// `bytes`, or has had time to read.
 inline Outcome interrupted_reading(const Words& line, std::string_view text, std::size_t bytes, int signal = SIGINT) {
   const TempFolder folder;
-  Fifo fifo(folder / "fifo");
-  Words command = line;
-  command.push_back(fifo.path());
-  Process process(command);
-  fifo.open();
-  if (!text.empty()) fifo.write(text);
+  const std::string fifo = folder / "fifo";
+  EXPECT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  Process process(words(line, {fifo}));
+  const int fd = ::open(fifo.c_str(), O_WRONLY | O_CLOEXEC);  // returns when the program has opened it
+  EXPECT_EQ(::write(fd, text.data(), text.size()), std::ssize(text));
   EXPECT_TRUE(process.read_stdout(bytes));
   if (bytes == 0 && !text.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(300));
   process.send(signal);
-  return process.wait();
+  Outcome outcome = process.wait();
+  (void)::close(fd);
+  return outcome;
 }
 
 /// What `condition` waits for has come, or a minute has gone.
