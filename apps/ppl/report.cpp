@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "apps/common/model_folder.h"
 #include "mmrec/errors.h"
@@ -55,16 +55,10 @@ Json document_json(const ScoredDocument& scored, const RunIdentity& identity) {
 
 // Nine significant digits give every float back.
 std::string tokens_members(const ScoredDocument& scored) {
-  std::string ids;
-  for (const int id : scored.document.ids) fmt::format_to(std::back_inserter(ids), "{}{}", ids.empty() ? "" : ",", id);
-  std::string positions;
-  std::string logprobs;
-  scored.for_each_token([&](std::size_t position, int, float logprob) {
-    const std::string_view comma = positions.empty() ? "" : ",";
-    fmt::format_to(std::back_inserter(positions), "{}{}", comma, position);
-    fmt::format_to(std::back_inserter(logprobs), "{}{:.9g}", comma, logprob);
-  });
-  return fmt::format(",\"ids\":[{}],\"positions\":[{}],\"logprobs\":[{}]", ids, positions, logprobs);
+  std::vector<std::size_t> positions;
+  scored.for_each_token([&](std::size_t position, int, float) { positions.push_back(position); });
+  return fmt::format(",\"ids\":[{}],\"positions\":[{}],\"logprobs\":[{:.9g}]", fmt::join(scored.document.ids, ","),
+                     fmt::join(positions, ","), fmt::join(scored.score.logprobs, ","));
 }
 
 }  // namespace
