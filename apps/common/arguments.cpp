@@ -35,7 +35,7 @@ std::string entry(const Option& option, bool all) {
     }
   }
   std::string text;
-  std::string_view between = "";
+  std::string_view between;
   for (const std::string_view word : split(help)) {
     if (!between.empty() && line.size() + 1 + word.size() > kColumns) {
       text += line + "\n";
