@@ -37,6 +37,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -139,7 +140,8 @@ constexpr int kSlots = kAhead + 1;
 constexpr std::uint32_t kNothing = ~std::uint32_t{0};
 
 /// What the sweep writes into `report`. It is there before the kernel has ended; nothing that the stream would have to
-/// do for it stands between one sweep and the next.
+/// do for it stands between one sweep and the next. Other threads may have the processor meanwhile: where processors
+/// are few, they launch other parts of a text.
 std::uint32_t await_report(Cuda& cuda, std::uint32_t* report) {
   constexpr std::chrono::milliseconds kPatience(1);
   const std::atomic_ref<std::uint32_t> word(*report);
@@ -150,6 +152,7 @@ std::uint32_t await_report(Cuda& cuda, std::uint32_t* report) {
       if (value != kNothing) return value;
     }
     if (std::chrono::steady_clock::now() - start > kPatience) break;
+    std::this_thread::yield();
   }
   cuda.synchronize();  // throws what went wrong, if it did
   return word.load(std::memory_order_acquire);

@@ -35,7 +35,7 @@ template <class A>
 class Staggered<kernels::Cuda, A> {
  public:
   using Cuda = kernels::Cuda;
-  static constexpr int kMostWorkers = 8;  // of no more than there are processors
+  static constexpr int kWorkers = 8;  // on few processors too, because they mostly wait
 
   Staggered(const Config& config, const ModelView<kernels::Device>& model, Cuda& main, const ChunkPlan& plan,
             const SlotLayout& slot)
@@ -48,7 +48,7 @@ class Staggered<kernels::Cuda, A> {
   }
 
   Path run(const Chunk& chunk, kernels::MatrixView<A, kernels::Device> normed, Done& done) {
-    if (!threads_) threads_.emplace(std::min(kMostWorkers, kernels::ThreadPool::available_processors()));
+    if (!threads_) threads_.emplace(kWorkers);
     cut(chunk);
     const std::size_t workers = make_workers(chunk.options);
     enqueued_.assign(parts_.size(), {});
@@ -225,7 +225,7 @@ class Staggered<kernels::Cuda, A> {
   const ChunkPlan plan_;
   const SlotLayout slot_;
   std::optional<kernels::ThreadPool> threads_;
-  std::array<std::unique_ptr<Worker>, kMostWorkers> workers_;
+  std::array<std::unique_ptr<Worker>, kWorkers> workers_;
   std::vector<Batch> parts_;  // of the chunk at hand
   std::mutex mutex_;          // guards all that follows
   std::condition_variable changed_;

@@ -9,7 +9,7 @@ namespace mmrec::models {
 namespace {
 
 TEST(CudaStaggeredFaults, APartThatFailsStopsTheOthersAndTheNextCallIsWhole) {
-  constexpr std::int64_t kTokens = 5 * 256 + 100;  // some parts are run, some recorded and one replayed, by two workers
+  constexpr std::int64_t kCall = 2 * 256, kTokens = 3 * kCall - 100;  // parts are run, recorded and replayed
   constexpr std::int64_t kTries = 6;
   Config config = small_config(40);
   config.memory_segment = 32;
@@ -19,9 +19,15 @@ TEST(CudaStaggeredFaults, APartThatFailsStopsTheOthersAndTheNextCallIsWhole) {
   const auto score = [&](const std::shared_ptr<Executor>& executor) {
     const Slots slots(executor, 1, {});
     executor->clear(slots.first(), 1);
-    const models::Run run{slots[0], 0, 0, kTokens};
     std::vector<float> logprobs(tokens.size());
-    executor->run({.tokens = tokens, .runs = {&run, 1}, .logprobs = logprobs}, {});
+    for (std::int64_t first = 0; first < kTokens; first += kCall) {
+      const models::Run run{slots[0], first, 0, std::min(kCall, kTokens - first)};
+      const auto at = static_cast<std::size_t>(first), count = static_cast<std::size_t>(run.rows);
+      executor->run({.tokens = std::span(tokens).subspan(at, count),
+                     .runs = {&run, 1},
+                     .logprobs = std::span(logprobs).subspan(at, count)},
+                    {});
+    }
     return logprobs;
   };
   const auto executor = [&] { return model->on_cuda(Precision::kAuto, 0).executor; };

@@ -76,18 +76,18 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
   ASSERT_EQ(padded(config_).model_dim, config_.model_dim);
   const ChunkPlan plan = chunk_plan(config_, kernels::Cuda(0));
   ASSERT_GT(plan.part, 0);
-  // From within a part on, several ends of parts, or with recordings so many that each worker has three whole parts;
-  // the rows of each part are of one class.
-  using Parts = Staggered<kernels::Cuda, kernels::Float16>;
-  const std::int64_t workers = std::min(Parts::kMostWorkers, kernels::ThreadPool::available_processors());
-  const std::int64_t whole = plan.part % GetParam().segment == 0 ? 3 * workers + 1 : 4;
-  const std::int64_t some = 40, all = whole * plan.part + 3 * plan.part / 4;
-  std::vector<std::int64_t> ends = {some};
-  while (ends.back() < all) ends.push_back(std::min(plan.part_end(ends.back()), all));
+  // From within a part on: one call of several parts; or with recordings so many calls of two parts and more that
+  // workers run, record and replay.
+  const bool is_recorded = plan.part % GetParam().segment == 0;
+  std::vector<std::int64_t> calls = {40};
+  for (int call = is_recorded ? 1 : 4; call <= 4; ++call) calls.push_back((is_recorded ? 2 : 1) * call * plan.part);
+  calls.back() += 3 * plan.part / 4;
+  std::vector<std::int64_t> ends = {calls.front()};  // of each part; rows of a part are of one class
+  while (ends.back() < calls.back()) ends.push_back(std::min(plan.part_end(ends.back()), calls.back()));
   const std::vector<Result> expected = score({{0, ends}});
   const auto expect_same = [&](const Result& got, const char* what) {
     EXPECT_EQ(got.state.parts, expected.front().state.parts) << what;
-    for (std::int64_t t = 0, call = 0; t < all; ++t) {
+    for (std::int64_t t = 0, call = 0; t < calls.back(); ++t) {
       const auto i = static_cast<std::size_t>(t);
       const bool begins_call = t == ends[static_cast<std::size_t>(call)];  // scored by another op
       if (begins_call) ++call;
@@ -95,8 +95,8 @@ TEST_P(CudaStaggered, PartsSideBySideHaveTheBitsOfOneAfterAnother) {
       ASSERT_NEAR(got.logprobs[i], want, begins_call ? 1e-3F : 0.0F) << what << ", position " << t;
     }
   };
-  expect_same(score({{0, {some, all}}}).front(), "alone");
-  expect_same(score({{0, {some, all}}, {1, {some, all}}}).front(), "beside another");
+  expect_same(score({{0, calls}}).front(), "alone");
+  expect_same(score({{0, calls}, {1, calls}}).front(), "beside another");
 }
 
 TEST_P(CudaStaggered, LongRunsBesideShortOnesAreAsEachAlone) {
