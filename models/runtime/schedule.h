@@ -77,9 +77,12 @@ class Schedule {
         done_(runs.size()),
         turn_(runs.size()),
         alone_(runs.size()),
-        packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))),
-        may_be_alone_(plan.part != 0 && (packs_ || runs.size() == 1 || are_longer(runs, kFewParts * plan.part))) {
-    if (plan.part != 0 && !packs_ && !may_be_alone_) plan_.tokens = plan.part;  // the bits of each alone
+        packs_(plan.packs && (plan.align != 0 || (runs.size() > 1 && !is_small_batch(runs)))) {
+    // Sequences in lock-step that have few parts go together, part by part: they fill the device as well.
+    constexpr std::int64_t kFewParts = 4;
+    if (plan.part != 0 && !packs_ && runs.size() > 1 && runs.front().rows <= kFewParts * plan.part) {
+      plan_.tokens = std::exchange(plan_.part, 0);
+    }
     begin_round();
   }
 
@@ -169,14 +172,14 @@ class Schedule {
     if (stops_) return;
     next_ = runs_.size();
     // Alone, a run of few parts pays for their beginning and end, so then less is enough.
-    const bool fills = packs_ && (plan_.align != 0 || simple_rows() >= most_rows_ / (may_be_alone_ ? 4 : 2));
+    const bool fills = packs_ && (plan_.align != 0 || simple_rows() >= most_rows_ / (plan_.part != 0 ? 4 : 2));
     for (std::size_t i = runs_.size(); i-- > 0;) {
       const Run& run = runs_[i];
       const std::int64_t left = run.rows - done_[i];
       if (left == 0) continue;
       const bool simple = packs_ && (fills || left < kFewSegments * segment_);
       const std::int64_t position = (plan_.begins_with_run ? 0 : run.position) + done_[i];
-      alone_[i] = may_be_alone_ && !simple && position + left > plan_.part_end(position);
+      alone_[i] = plan_.part != 0 && !simple && position + left > plan_.part_end(position);
       turn_[i] = alone_[i] ? std::min(left, plan_.alone - position % plan_.alone)
                            : (simple ? next_simple_chunk : next_chunk)(plan_, position, left, segment_);
       next_ = i;
@@ -184,11 +187,6 @@ class Schedule {
   }
   // Packed runs go segment by segment where together they fill chunks, and those that have not many segments left.
   static constexpr std::int64_t kFewSegments = 4;
-  // Sequences in lock-step that have no more parts go together: they fill the device as well.
-  static constexpr std::int64_t kFewParts = 4;
-  static bool are_longer(std::span<const Run> runs, std::int64_t rows) {
-    return std::any_of(runs.begin(), runs.end(), [&](const Run& run) { return run.rows > rows; });
-  }
   std::int64_t simple_rows() const {
     std::int64_t rows = 0;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
@@ -230,7 +228,6 @@ class Schedule {
   std::vector<ChunkRun> chunk_;
   std::size_t next_ = 0;  // the first run that waits for its turn
   bool packs_ = false;
-  bool may_be_alone_ = false;
   bool is_alone_ = false;  // the last chunk is
   bool ragged_ = false;
   bool stops_ = false;
