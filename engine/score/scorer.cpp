@@ -51,9 +51,9 @@ constexpr std::size_t kGroupTokens = std::size_t{1} << 18;
 /// The most full groups of a block. With more, groups are a little more alike, and the first scores come later.
 constexpr std::size_t kGroupsOfABlock = 8;
 
-/// The fewest tokens of a piece of a document that comes in parts, several chunks of a GPU, and the most: between two
-/// pieces a GPU waits some milliseconds.
-constexpr std::size_t kPieceTokens = std::size_t{1} << 15;
+/// The fewest tokens of a piece of a document that comes in parts, as many as a GPU's largest chunk, and the most:
+/// between two pieces a GPU waits some milliseconds.
+constexpr std::size_t kPieceTokens = std::size_t{1} << 16;
 constexpr std::size_t kMostPieceTokens = Scorer::kReadAheadTokens;
 
 /// More rows than a run has.

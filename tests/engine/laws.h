@@ -253,13 +253,13 @@ TEST_P(Laws, BatchChangesNoBit) {
 
 TEST_P(Laws, ACallThatIsEndedStandsWhereItHasCome) {
   const Model model = load();
-  // Several chunks: of up to 256 tokens on the CPU, of 4,096 steps or sweeps of 16,384 tokens on a GPU. So many random
+  // Several chunks: of up to 256 tokens on the CPU, of 4,096 steps or sweeps of 65,536 tokens on a GPU. So many random
   // tokens are for trained weights alone.
   const bool is_long = GetParam().device == Device::kCuda;
   if (is_long && GetParam().folder != std::string("mmrec-12m"))
     GTEST_SKIP() << "one chunk takes all that keeps its numbers small";
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-    const std::size_t total = !is_long ? length(700) : mode == PrefillMode::kSteps ? 13000 : 50000;
+    const std::size_t total = !is_long ? length(700) : mode == PrefillMode::kSteps ? 13000 : 100000;
     const auto tokens = random_tokens(model, total, 30);
     for (const bool scores : {false, true}) {
       Session session = model.new_session(1, options(mode));

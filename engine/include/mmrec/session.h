@@ -32,7 +32,7 @@ struct SessionOptions {
 struct CallOptions {
   /// Asked between the chunks of a call with how many tokens of each sequence it has consumed, 0 < done < total.
   /// Returning false makes the next chunk the last; so the call ends within the time of one chunk: up to 256 tokens of
-  /// each sequence on the CPU, up to 4,096 on a GPU (16,384 of a small model). The session then stands at the
+  /// each sequence on the CPU, up to 4,096 on a GPU (65,536 of a small model). The session then stands at the
   /// position() it has reached, as if it had been given no more tokens. What it throws ends the call in the same way
   /// and is then thrown on. Called in the calling thread; must not use sessions of the model.
   std::function<bool(std::int64_t done, std::int64_t total)> on_progress = {};

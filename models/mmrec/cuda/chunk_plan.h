@@ -39,7 +39,7 @@ inline ChunkPlan chunk_plan(const Config& config, const kernels::Cuda& cuda) {
   }
   if (config.num_layers > 1 && plan.spans_segments && leaves_idle(config, cuda)) {
     plan.part = std::max<std::int64_t>(plan.window / 4, 256);  // four fill the device as a window does
-    plan.alone = 4 * kTokens;                                  // many parts, for few run at its beginning and its end
+    plan.alone = 16 * kTokens;                                 // many parts, for few run at its beginning and its end
   }
   return plan;
 }

@@ -426,8 +426,9 @@ TEST_F(CudaEngine, ManySequencesAgreeWithOne) {
 TEST_F(CudaEngine, MemoryDoesNotGrowWithThePrompt) {
   if (kEmulated) GTEST_SKIP() << "the host's memory is not the device's";
   const Model model = load("mmrec-12m", Device::kCuda);
-  Session session = begun(model, random_tokens(model, 5000, 6));
-  logprobs_of(session, random_tokens(model, 5000, 7));
+  constexpr std::int64_t kAllParts = 20000;  // tokens by which all parts that go side by side have their memory
+  Session session = begun(model, random_tokens(model, kAllParts, 6));
+  logprobs_of(session, random_tokens(model, kAllParts, 7));
   const std::uint64_t before = models::cuda_device_info().free_bytes;
   session.prefill(random_tokens(model, 60000, 8));
   logprobs_of(session, random_tokens(model, 60000, 9));
