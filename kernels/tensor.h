@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -302,6 +303,12 @@ struct CompactView {
   }
 };
 
+/// Rows of a matrix whose format is their own.
+struct StackedRows {
+  WeightFormat format;
+  std::int64_t rows = 0;
+};
+
 /// A weight matrix [rows = out features, cols = in features] in its stored format (PyTorch `Linear` layout).
 template <class Space>
 struct WeightView {
@@ -313,8 +320,26 @@ struct WeightView {
   const BFloat16* parts = nullptr;
   std::int64_t part_stride = 0;
   CompactView compact = {};
+  /// From top to bottom, if rows differ in format: the CPU's linear() alone takes such a matrix. `format` is then one
+  /// that could hold them all.
+  std::span<const StackedRows> stack = {};
 
+  /// Of a stack: within one of its parts, or whole parts.
   constexpr WeightView middle_rows(std::int64_t first, std::int64_t count) const {
+    if (!stack.empty()) {
+      const StackedRows& top = stack.front();
+      const auto* const bytes = static_cast<const std::byte*>(data);
+      if (first >= top.rows) {
+        WeightView below = *this;
+        below.data = bytes + bytes_of(top.format, top.rows, cols);
+        below.stack = stack.subspan(1);
+        return below.middle_rows(first - top.rows, count);
+      }
+      if (first + count <= top.rows) return {bytes + bytes_of(top.format, first, cols), top.format, count, cols};
+      WeightView whole = *this;
+      whole.rows = count;
+      return whole;
+    }
     return {static_cast<const std::byte*>(data) + bytes_of(format, first, cols),
             format,
             count,

@@ -100,10 +100,12 @@ std::vector<int> chosen_gpus(std::span<const int> gpus, const LoadOptions& optio
   return chosen;
 }
 
-std::unique_ptr<models::LoadedModel> loaded(const std::filesystem::path& folder, const LoadOptions& options) {
-  return models::load_model(folder, options.variant,
-                            {.allow_nonfinite = options.allow_nonfinite, .threads = options.threads},
-                            options.on_warning);
+std::unique_ptr<models::LoadedModel> loaded(const std::filesystem::path& folder, const LoadOptions& options,
+                                            bool for_gpu) {
+  return models::load_model(
+      folder, options.variant,
+      {.allow_nonfinite = options.allow_nonfinite, .threads = options.threads, .mixes_formats = !for_gpu},
+      options.on_warning);
 }
 
 Model on_cuda(const models::LoadedModel& model, const LoadOptions& options, int gpu) {
@@ -119,7 +121,7 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
   check(options);
   std::string no_gpu;
   const bool cuda = takes_cuda(options, no_gpu);
-  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
+  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options, cuda);
   warn_of_no_gpu(options, no_gpu);  // a file that is refused is the only news then
   if (cuda) {
     const bool insists = options.device == Device::kCuda || options.precision == Precision::kF16;
@@ -142,7 +144,7 @@ std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, cons
   check(options);
   engine::require(options.device != Device::kCpu, "load option device: found kCpu, expected a GPU");
   const std::vector<int> chosen = chosen_gpus(gpus, options);
-  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options);
+  const std::unique_ptr<models::LoadedModel> model = loaded(folder, options, true);
   std::vector<std::future<Model>> uploads;
   uploads.reserve(chosen.size());
   for (const int gpu : chosen) {

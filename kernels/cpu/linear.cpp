@@ -10,6 +10,7 @@
 // a panel of weights in L2. Units follow from shapes alone, so how the line is cut changes no bit.
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/row_tile.h"
@@ -119,10 +120,27 @@ void compute_units(Cpu& cpu, const Part& part, std::int64_t begin, std::int64_t 
   }
 }
 
-}  // namespace
+/// The jobs, those of stacks by their parts.
+std::vector<Linear<Host>> by_parts(std::span<const Linear<Host>> jobs) {
+  std::vector<Linear<Host>> all;
+  for (const Linear<Host>& job : jobs) {
+    const StackedRows whole{job.weight.format, job.weight.rows};
+    std::int64_t first = 0;
+    for (const StackedRows& rows : job.weight.stack.empty() ? std::span(&whole, 1) : job.weight.stack) {
+      if (first == job.weight.rows) break;
+      Linear<Host> part = job;
+      part.weight = job.weight.middle_rows(first, rows.rows);
+      if (job.bias != nullptr) part.bias += first;
+      part.y = job.y.middle_cols(first, rows.rows);
+      if (job.residual.data != nullptr) part.residual = job.residual.middle_cols(first, rows.rows);
+      all.push_back(part);
+      first += rows.rows;
+    }
+  }
+  return all;
+}
 
-void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
-  if (cpu.observer != nullptr) cpu.observer->observe(jobs);
+void multiply(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   // A piece is worth taking if it lasts some ten microseconds; more pieces than threads even out uneven threads.
   constexpr std::int64_t kLeastCost = std::int64_t{16} * 1024;  // multiply-adds worth a second thread
   constexpr std::int64_t kPiecesPerThread = 16;
@@ -165,6 +183,14 @@ void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
   }
   cpu.pool().share_items(pieces, compute_piece);
   cpu.row_tiles().check();
+}
+
+}  // namespace
+
+void linear(Cpu& cpu, std::span<const Linear<Host>> jobs) {
+  if (cpu.observer != nullptr) cpu.observer->observe(jobs);
+  const auto is_stack = [](const Linear<Host>& job) { return !job.weight.stack.empty(); };
+  std::any_of(jobs.begin(), jobs.end(), is_stack) ? multiply(cpu, by_parts(jobs)) : multiply(cpu, jobs);
 }
 
 }  // namespace mmrec::kernels

@@ -65,7 +65,7 @@ inline constexpr TensorPart kNorm2[] = {{"norm2", kD, kNone}};
 template <class Visit, class... Layers>
 constexpr void visit_layer(const Visit& visit, Layers&... w) {
   using enum Field::Kind;
-  visit(Field{kLinear, table::kQvzk}, w.qvzk...);
+  visit(Field{.kind = kLinear, .parts = table::kQvzk, .mixes_formats = true}, w.qvzk...);
   visit(Field{kBias, table::kQvzk}, w.qvzk_bias...);
   visit(Field{kLinear, table::kGate}, w.gate...);
   visit(Field{kLinear, table::kGateZ}, w.gate_z...);

@@ -70,6 +70,7 @@ struct Field {
   Storage storage = kTorch;
   bool optional = false;         // a head: absent, or equal to the embedding, where it is tied
   std::string_view prefix = {};  // of its tensors' names: "blocks.3."
+  bool mixes_formats = false;    // nothing but linear() reads it, so its parts may keep formats of their own
 
   constexpr bool is_matrix() const { return kind == Kind::kLinear || kind == Kind::kTable; }
 };

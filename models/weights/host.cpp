@@ -69,11 +69,13 @@ void advise_huge_pages(std::byte* begin, std::size_t bytes) {
 
 /// Allocates a target and appends its slices, cut to what one thread reads in one go.
 void allocate(Target& target, std::vector<Slice>& items) {
-  const kernels::WeightFormat format = target.format();
   std::byte* to = nullptr;
   if (target.matrix != nullptr) {
     HostMatrix& matrix = *target.matrix;
-    matrix.format = format;
+    matrix.format = target.format();
+    if (target.is_mixed()) {
+      for (const Slice& slice : target.slices) matrix.stack.push_back({slice.own_format(), slice.rows});
+    }
     matrix.cols = target.cols();
     matrix.rows = target.rows();
     matrix.bytes = kernels::HostBuffer<std::byte>(target.bytes().value(), Uninitialized{});
@@ -90,6 +92,7 @@ void allocate(Target& target, std::vector<Slice>& items) {
   for (Slice slice : target.slices) {
     const std::int64_t begin = slice.row;
     const std::int64_t end = slice.row + slice.rows;
+    const kernels::WeightFormat format = target.format_of(slice);
     // Bytes from one row to the next; of a transposed slice from one column to the next.
     const std::size_t apart = slice.transposed ? size_of(format.code) : bytes_of(format, 1, slice.cols);
     const std::size_t bytes = slice.transposed ? slice.elements() * apart : bytes_of(format, slice.rows, slice.cols);
@@ -246,6 +249,11 @@ kernels::WeightFormat Target::format() const {
   std::int64_t group = 0;
   for (const Slice& slice : slices) group = std::gcd(group, slice.own_format().group);
   return {DType::kI8, group};
+}
+
+bool Target::is_mixed() const {
+  const auto is_int4 = [](const Slice& slice) { return slice.own_format().code == DType::kI4; };
+  return mixes_formats && format().code == DType::kI8 && std::any_of(slices.begin(), slices.end(), is_int4);
 }
 
 std::vector<Slice> slices_of(const Field& field, const Checkpoint& checkpoint, const QuantSchemes& schemes,

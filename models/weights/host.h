@@ -23,14 +23,19 @@ namespace mmrec::models {
 
 /// A matrix that owns its bytes in host memory. Parts stacked into one matrix share its format: the parts' own where
 /// they agree and are not cut within a group of quantised numbers, int8 where some are int8 and some int4, fp32
-/// otherwise.
+/// otherwise. Where it is int8 for parts of int4, these may keep their formats (WeightOptions).
 struct HostMatrix {
   kernels::HostBuffer<std::byte> bytes;
   kernels::WeightFormat format;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
+  std::vector<kernels::StackedRows> stack = {};  // if parts keep their formats
 
-  kernels::WeightView<kernels::Host> view() const { return {bytes.data(), format, rows, cols}; }
+  kernels::WeightView<kernels::Host> view() const {
+    kernels::WeightView<kernels::Host> view{bytes.data(), format, rows, cols};
+    view.stack = stack;
+    return view;
+  }
 };
 
 /// Biases and norm weights, widened to fp32.
@@ -70,7 +75,7 @@ inline std::uint64_t bytes_of(const HostVector& vector, std::optional<kernels::D
   return vector.size() * sizeof(float);
 }
 inline std::uint64_t bytes_of(const HostMatrix& matrix, std::optional<kernels::DType> type) {
-  return kernels::bytes_of(type ? kernels::WeightFormat(*type) : matrix.format, matrix.rows, matrix.cols);
+  return type ? kernels::bytes_of(*type, matrix.rows, matrix.cols) : matrix.bytes.size();
 }
 
 /// A matrix's elements as bf16, rounded to nearest even; vectors and quantised numbers stay. Returns the bytes saved.
@@ -81,6 +86,7 @@ inline std::uint64_t round_to_bf16(HostVector& /*vector*/) { return 0; }
 struct WeightOptions {
   bool allow_nonfinite = false;  // load NaN and infinite weights instead of refusing them
   int threads = 0;               // readers; <= 0: all processors
+  bool mixes_formats = false;    // of parts of a field that takes them: for the CPU alone
 };
 
 /// Rows [row, row + rows) and columns [col, col + cols) of a tensor with `row_elements` elements per row, and where
@@ -126,6 +132,7 @@ struct Target {
   HostVector* vector = nullptr;
   std::vector<Slice> slices;
   std::vector<std::uint64_t> hashes = {};  // of all bytes, in the order of the slices, once they were read
+  bool mixes_formats = false;
 
   Target(HostMatrix& to, std::vector<Slice> from) : matrix(&to), slices(std::move(from)) {}
   Target(HostVector& to, std::vector<Slice> from) : vector(&to), slices(std::move(from)) {}
@@ -133,6 +140,9 @@ struct Target {
   /// The tensors' own format where they agree; int8 with the smallest groups where these are int8 and int4; fp32
   /// otherwise and for vectors.
   kernels::WeightFormat format() const;
+  /// Whether the tensors keep their own, among them int4.
+  bool is_mixed() const;
+  kernels::WeightFormat format_of(const Slice& slice) const { return is_mixed() ? slice.own_format() : format(); }
   /// Columns and rows of the field.
   std::int64_t cols() const { return slices.front().transposed ? slices.front().rows : slices.front().cols; }
   std::int64_t rows() const { return static_cast<std::int64_t>(elements()) / cols(); }
@@ -142,7 +152,12 @@ struct Target {
     return sum;
   }
   CheckedSize bytes() const {
-    return CheckedSize(static_cast<std::uint64_t>(rows())) * kernels::bytes_of(format(), 1, cols());
+    CheckedSize sum = 0;
+    for (const Slice& slice : slices) {
+      const std::int64_t row_count = static_cast<std::int64_t>(slice.elements()) / cols();
+      sum += CheckedSize(static_cast<std::uint64_t>(row_count)) * kernels::bytes_of(format_of(slice), 1, cols());
+    }
+    return sum;
   }
 };
 
@@ -161,7 +176,9 @@ class WeightReader {
   template <class To>
   void add(const Field& field, const Sizes& sizes, To& to) {
     std::vector<Slice> slices = slices_of(field, checkpoint_, schemes_, sizes);
-    if (!slices.empty()) targets_.emplace_back(to, std::move(slices));
+    if (slices.empty()) return;
+    targets_.emplace_back(to, std::move(slices));
+    targets_.back().mixes_formats = field.mixes_formats && options_.mixes_formats;
   }
   /// Reads what was added. Throws std::runtime_error naming file and tensor for a number that is not finite,
   /// std::bad_alloc naming needed and present bytes where the machine's memory does not suffice.

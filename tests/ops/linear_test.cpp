@@ -550,6 +550,45 @@ TEST_F(LinearTest, JobsTogetherEqualJobsAlone) {
   }
 }
 
+TEST_F(LinearTest, AStackHasTheBitsOfItsParts) {
+  const std::int64_t in = 200;
+  const std::vector<StackedRows> stack = {{{DType::kI4, 64}, 5}, {DType::kI8, 40}, {{DType::kI4, 128}, 3}};
+  std::vector<std::byte> bytes;
+  for (const StackedRows& part : stack) {
+    const Stored stored(widened(random_floats(part.rows * in, 5)), part.rows, in, part.format);
+    bytes.insert(bytes.end(), stored.bytes.begin(), stored.bytes.end());
+  }
+  WeightView<Host> weight{bytes.data(), DType::kI8, 48, in};
+  weight.stack = stack;
+  for (const std::int64_t n : {std::int64_t{1}, std::int64_t{3}, kRowTile + 2}) {
+    const std::vector<float> x = random_floats(n * in, 1), bias = random_floats(48, 2),
+                             residual = random_floats(n * 48, 3);
+    on_every([&](Backend& on) {
+      const auto run_rows = [&](std::initializer_list<std::pair<std::int64_t, std::int64_t>> cuts) {
+        std::vector<float> y = residual;
+        const MatrixView<float, Host> to{y.data(), n, 48, 48};
+        const MatrixView<const float, Host> from{x.data(), n, in, in}, before{residual.data(), n, 48, 48};
+        for (const auto& [first, count] : cuts) {
+          const Linear<Host> job{.x = from,
+                                 .weight = weight.middle_rows(first, count),
+                                 .bias = bias.data() + first,
+                                 .y = to.middle_cols(first, count),
+                                 .residual = before.middle_cols(first, count)};
+          EXPECT_EQ(job.weight.stack.empty(), count <= 40);
+          linear(on, {&job, 1});
+        }
+        return y;
+      };
+      const std::vector<float> by_parts = run_rows({{0, 5}, {5, 40}, {45, 3}});
+      EXPECT_TRUE(same_bits(run_rows({{0, 48}}), by_parts)) << n << " rows";
+      EXPECT_TRUE(same_bits(run_rows({{0, 5}, {5, 43}}), by_parts)) << n << " rows, without the first part";
+      if (n < kRowTile) {
+        EXPECT_TRUE(same_bits(run_rows({{0, 2}, {2, 3}, {5, 30}, {35, 10}, {45, 3}}), by_parts)) << n << " rows, cut";
+      }
+    });
+  }
+}
+
 #else
 // ---- a GPU: the algorithms ------------------------------------------------------------------------------------------
 
