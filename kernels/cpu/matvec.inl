@@ -27,6 +27,16 @@ enum class Pass : std::uint8_t {
 constexpr bool ends(Pass pass) { return pass != Pass::kFirst && pass != Pass::kMiddle; }
 constexpr int chains(int tokens, int outputs) { return (tokens * outputs + 3) / 4 * 4; }
 
+/// Asks for weights that are used once, into L2: a processor waits for few lines of L1 at a time.
+template <std::int64_t kBytes>
+[[gnu::always_inline]] inline void fetch_weights(const void* from) {
+#pragma GCC unroll 16
+  for (std::int64_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
+/// Bytes that the scales of kQuantBlock inputs take: what is fetched ahead keeps up with rows only if it counts them.
+constexpr std::int64_t kMostScaleBytes = sizeof(float);
+constexpr std::int64_t scale_bytes(std::int64_t group) { return kMostScaleBytes * kQuantBlock / group; }
+
 /// Adds elements begin..end of the kTokens x kOutputs products x[t] . rows[o] to the chains `sum`.
 template <Pass kPass, class F, int kTokens, int kOutputs, int kSums>
 requires(!kIsQuantized<F>)
@@ -41,9 +51,7 @@ requires(!kIsQuantized<F>)
       // A processor does not recognise rows that are read side by side as streams, so each iteration fetches as many
       // bytes as it uses, `ahead` of the first row.
       constexpr std::int64_t kUsed = kBytes * kOutputs * kLanes;
-      const char* next = reinterpret_cast<const char*>(rows[0] + k * kOutputs) + ahead;
-#pragma GCC unroll 16
-      for (std::int64_t i = 0; i < kUsed; i += kLine) __builtin_prefetch(next + i);
+      fetch_weights<kUsed>(reinterpret_cast<const char*>(rows[0] + k * kOutputs) + ahead);
     }
     if constexpr (kPass != Pass::kStream && kBytes == sizeof(float)) {  // halves come from L2 fast enough without
 #pragma GCC unroll 16
@@ -84,15 +92,14 @@ requires(kIsQuantized<F>)
   constexpr int kBytes = kBlockBytes<typename F::Numbers>;
   constexpr std::int64_t kVecs = kQuantBlock / kLanes;
   constexpr int kTogether = kLanes == 16 ? kOutputs : 1;  // rows whose blocks have registers
+  const std::int64_t bytes_ahead = kOutputs * (kBytes + scale_bytes(group));
   std::int64_t scale = begin / group;
   std::int64_t next_scale = (scale + 1) * group;
   for (std::int64_t k = begin; k < end; k += kQuantBlock) {
     if (k == next_scale) ++scale, next_scale += group;
     const std::int64_t at = k / kQuantBlock * kBytes;
     if constexpr (kPass == Pass::kStream) {
-      const unsigned char* next = rows[0].numbers + at * kOutputs + ahead;
-#pragma GCC unroll 16
-      for (int i = 0; i < kBytes * kOutputs; i += int{kLine}) __builtin_prefetch(next + i);
+      fetch_weights<kOutputs*(kBytes + kMostScaleBytes)>(rows[0].numbers + k / kQuantBlock * bytes_ahead + ahead);
     }
 #pragma GCC unroll 16
     for (int first = 0; first < kOutputs; first += kTogether) {

@@ -112,13 +112,14 @@ template <class Digits, bool kGrouped, int kTokens, int kOutputs>
   const auto whole = [&](int i) __attribute__((always_inline)) {
     return Digits::whole(sum + i / kOutputs * kCount * kOutputs + i % kOutputs, kOutputs);
   };
+  const std::int64_t bytes_ahead = kOutputs * (kQuantBlock + scale_bytes(group));
   Vec scaled[kSums] = {};
   std::int64_t scale = begin / group, next_scale = (scale + 1) * group;
   if (!kGrouped) begin_sums(0);
   for (std::int64_t k = 0; k < end - begin; k += kQuantBlock) {
     if (kGrouped) begin_sums(1 + k / kQuantBlock);
-#pragma GCC unroll 16
-    for (int o = 0; o < kOutputs; ++o) __builtin_prefetch(rows[0].numbers + begin + k * kOutputs + ahead + o * kLine);
+    fetch_weights<kOutputs*(kQuantBlock + kMostScaleBytes)>(rows[0].numbers + (begin + k) / kQuantBlock * bytes_ahead +
+                                                            ahead);
 #pragma GCC unroll 16
     for (std::int64_t i = k; i < k + kQuantBlock; i += Digits::kStep) {
       Ints w[kOutputs];

@@ -209,7 +209,7 @@ struct SimdKernels {
   ByteKernels bytes;
 };
 
-extern const SimdKernels kAvx512VnniKernels;  // kAvx512Kernels but for products with int8 weights
+extern const SimdKernels kAvx512VnniKernels;  // kAvx512Kernels but for products with int8 and int4 weights
 extern const SimdKernels kAvx512Kernels;
 extern const SimdKernels kAvx2Kernels;
 extern const SimdKernels kScalarKernels;

@@ -239,14 +239,13 @@ struct Int4Digits {
   static void dot(const Int4Digits* x, const Row (&rows)[kOutputs], std::int64_t begin, std::int64_t end,
                   std::int64_t ahead, std::int64_t group, Vec* total) {
     constexpr int kBytes = kBlockBytes<Int4>;
+    const std::int64_t bytes_ahead = kOutputs * (kBytes + scale_bytes(group));
     Vec sum[kTokens * kOutputs] = {};
     std::int64_t scale = begin / group, next_scale = (scale + 1) * group;
     for (std::int64_t k = begin; k < end; k += kQuantBlock) {
       if (k == next_scale) ++scale, next_scale += group;
       const std::int64_t at = k / kQuantBlock * kBytes;
-#pragma GCC unroll 16
-      for (int i = 0; i < kBytes * kOutputs; i += kLine)
-        __builtin_prefetch(rows[0].numbers + at * kOutputs + ahead + i);
+      fetch_weights<kOutputs*(kBytes + kMostScaleBytes)>(rows[0].numbers + k / kQuantBlock * bytes_ahead + ahead);
 #pragma GCC unroll 16
       for (int o = 0; o < kOutputs; ++o) {
         const __m256i both = load(rows[o].numbers + at), mask = _mm256_set1_epi8(15);

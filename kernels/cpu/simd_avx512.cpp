@@ -202,11 +202,97 @@ struct Int8Digits {
   double scale;
 };
 
+/// The same digits for int4 weights, q + 8, two blocks at a time: of 128 weights seventeen instructions, where widening
+/// them takes twenty-six. The sum of a block is an integer, and is multiplied by its scale.
+struct Int4Digits {
+  using Weights = Quantized<Int4>;
+  using Row = Weights::Row;
+  static constexpr int kWideOutputs = kernels::kWideOutputs, kBlockTokens = 4, kBlockOutputs = kernels::kBlockOutputs;
+  static constexpr std::int64_t kPair = 2 * kQuantBlock;
+
+  MMREC_DIGITS void take(const float* x, std::int64_t count) {
+    alignas(64) signed char plain[kDigits][kDigitCols];
+    scale = cut(x, count, kDigitCols, plain[0]);
+    for (std::int64_t at = 0; at < count; at += kPair) {
+      Pair& to = pairs[at / kPair];
+      for (int d = 0; d < kDigits; ++d) {
+        for (std::int64_t block = 0; block < 2; ++block) {
+          const bool exists = at + block * kQuantBlock < count;
+          const auto part = [&](int i) {  // of 16 elements
+            const auto* const p = reinterpret_cast<const __m128i*>(plain[d] + at + block * kQuantBlock) + i;
+            return exists ? _mm_load_si128(p) : _mm_setzero_si128();
+          };
+          // In the order of nibbles: word l of the weights has elements l, 16 + l, 32 + l and 48 + l.
+          for (int half = 0; half < 2; ++half) {
+            auto* const words = reinterpret_cast<__m128i*>(to.digit[d][half] + block * kQuantBlock / 2);
+            _mm_store_si128(words, _mm_unpacklo_epi8(part(half), part(half + 2)));
+            _mm_store_si128(words + 1, _mm_unpackhi_epi8(part(half), part(half + 2)));
+          }
+        }
+      }
+      to.offset = Ints{};
+      const Ints eight = (Ints)_mm512_set1_epi8(8);
+      to.offset = to.sum_of(eight, eight);
+    }
+  }
+  template <bool kGrouped, int kTokens, int kOutputs>
+  MMREC_DIGITS static void dot(const Int4Digits* x, const Row (&rows)[kOutputs], std::int64_t begin, std::int64_t end,
+                               std::int64_t ahead, std::int64_t group, Vec* total) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    constexpr int kBytes = kBlockBytes<Int4>;
+    const std::int64_t bytes_ahead = kOutputs * (kBytes + scale_bytes(group));
+    Vec sum[kTokens * kOutputs] = {};
+    for (std::int64_t k = begin; k < end; k += kPair) {
+      const bool is_half = end - k <= kQuantBlock;
+      const std::int64_t first_scale = k / group, second_scale = is_half ? first_scale : (k + kQuantBlock) / group;
+      fetch_weights<2 * kOutputs*(kBytes + kMostScaleBytes)>(rows[0].numbers + k / kQuantBlock * bytes_ahead + ahead);
+#pragma GCC unroll 16
+      for (int o = 0; o < kOutputs; ++o) {
+        const __m512i both =
+            _mm512_maskz_loadu_epi32(static_cast<__mmask16>(is_half ? 0x00ff : 0xffff), rows[o].numbers + k / 2);
+        const auto low = (Ints)_mm512_and_si512(both, mask);
+        const auto high = (Ints)_mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        Vec by = set1(1.0F);
+        if (kGrouped) {
+          by = {_mm512_mask_broadcastss_ps(set1(rows[o].scales[first_scale]).v, 0xff00,
+                                           _mm_load_ss(rows[o].scales + second_scale))};
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) {
+          const Vec whole = to_float_lanes({x[t].pairs[(k - begin) / kPair].sum_of(low, high)});
+          sum[t * kOutputs + o] = fma(whole, by, sum[t * kOutputs + o]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kTokens * kOutputs; ++i) total[i] = sum[i];
+  }
+
+  /// Of two blocks; the second may not be there.
+  struct Pair {
+    alignas(64) signed char digit[kDigits][2][64];  // of low nibbles and of high ones
+    Ints offset;                                    // the sums of products with 8
+
+    /// The lanes' sums of products with low and high nibbles less 8. They are below 2^31, so is every step.
+    MMREC_DIGITS Ints sum_of(Ints low, Ints high) const {
+      Ints sum = {};
+      for (int d = kDigits - 1; d >= 0; --d) {
+        sum = Int8Digits::add_dot(sum << 8, low, Int8Digits::load(digit[d][0]));
+        sum = Int8Digits::add_dot(sum, high, Int8Digits::load(digit[d][1]));
+      }
+      return sum - offset;
+    }
+  };
+  Pair pairs[kDigitCols / kPair];
+  double scale;
+};
+
 }  // namespace
 constinit const SimdKernels kAvx512Kernels = make_kernels("avx512");
 constinit const SimdKernels kAvx512VnniKernels = [] {
   SimdKernels kernels = make_kernels("avx512vnni");
   kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI8)] = matvec_digits<Int8Digits>;
+  kernels.matvec.matvec.of[static_cast<std::size_t>(DType::kI4)] = matvec_digits<Int4Digits>;
   kernels.matvec.by_digits = true;
   kernels.matvec.cut = cut;
   return kernels;
