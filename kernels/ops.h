@@ -20,8 +20,6 @@
 //
 // Notation: n rows of tokens ([batch, tokens] flattened unless a struct separates them), D model_dim, V vocab_size,
 // M memory slots, σ the logistic function.
-//
-// Long, because it is the one list of ops.
 #pragma once
 
 #include <cstddef>

@@ -15,8 +15,6 @@
 //
 // Exponents are base 2, the scale 1/√d · log₂e goes into q.
 // Bytes: q read and out written once; slots once per block, from L2.
-//
-// Long, because three kernels share one arithmetic.
 #include <bit>
 #include <cmath>
 

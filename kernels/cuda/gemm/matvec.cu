@@ -16,9 +16,6 @@
 //
 // Bytes: every weight once; x once per block from L2, out / 8 times in all. Jobs of one call share a launch, so that
 // small matrices fill the device together.
-#include <bit>
-#include <type_traits>
-
 #include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/rows/rows.cuh"

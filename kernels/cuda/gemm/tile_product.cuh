@@ -11,8 +11,6 @@
 // alone, so a vector's results do not depend on its neighbours, and every kernel that uses this file gets the same.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/isa/ptx.cuh"
 #include "kernels/cuda/runtime/cuda.h"

@@ -288,9 +288,6 @@ __device__ inline std::uint32_t add_acq_rel(std::uint32_t* at, std::uint32_t v) 
 __device__ inline void add_release(std::uint32_t* at, std::uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
-/// Orders the thread's accesses before it ahead of those after it, for all blocks. A relaxed write after a fence acts
-/// as a release; a relaxed read of that value before a fence in another block acts as an acquire.
-__device__ inline void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /// Reads and writes that other blocks see and that order nothing else.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* from) {
@@ -308,10 +305,6 @@ __device__ inline void store_relaxed(std::uint32_t* to, std::uint32_t v) {
 }
 __device__ inline void store_relaxed(std::uint16_t* to, std::uint16_t v) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(v) : "memory");
-}
-/// Two words, each written whole.
-__device__ inline void store_relaxed(uint2* to, uint2 v) {
-  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
 /// Two 64-bit words each read or written whole, without order to other accesses; 16-byte aligned, seen by all blocks.
@@ -461,7 +454,6 @@ MMREC_OF_WARP(warp_sum, "add")
 
 /// Does nothing, but what was computed from v before is no longer known to be so: the compiler computes it again rather
 /// than keep it in registers.
-__device__ inline void forget(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
 __device__ inline void forget(std::uint32_t& v) { asm volatile("" : "+r"(v)); }
 __device__ inline void forget(int& v) { asm volatile("" : "+r"(v)); }
 

@@ -25,7 +25,6 @@
 namespace mmrec::kernels {
 
 inline constexpr float kLargestFinite = std::numeric_limits<float>::max();
-inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Vectors of one batch in a lane: loads in flight before the first is used.
 inline constexpr int kBatch = 8;

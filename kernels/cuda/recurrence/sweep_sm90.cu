@@ -15,10 +15,7 @@
 // one's, and D/128 + T/… of operand tiles from L2. One block an SM: all 227 KB are ring.
 //
 // Deterministic: sums, compositions and the walk over earlier tiles have one order, in whatever order tiles arrive.
-#include <cmath>
 #include <cstdint>
-#include <limits>
-#include <type_traits>
 
 #include "kernels/cuda/gemm/sm90.cuh"
 #include "kernels/cuda/recurrence/algo.h"

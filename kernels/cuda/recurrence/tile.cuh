@@ -22,14 +22,11 @@
 // without a gap before it: h ↦ 0 h + b, with gates that see the state 0. A tile looks at the earlier tiles from the
 // first on in which its first time's run moves.
 //
-// Long, because it is one kernel's tile, whose parts share registers and shared memory.
-//
 // All that tiles read may have been written by the kernel before, so it is read past L1 (rows.cuh).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"

@@ -38,7 +38,6 @@
 // bandwidth (H200: 7 %).
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/scan/tile.cuh"

@@ -93,10 +93,9 @@ inline constexpr int kBiases = 14;
 MMREC_HOST_DEVICE constexpr bool is_normalised(Stage stage) { return stage_info(stage).is_normalised(); }
 MMREC_HOST_DEVICE constexpr bool is_pair(Stage stage) { return stage_info(stage).is_pair(); }
 MMREC_HOST_DEVICE constexpr bool has_passes(Stage stage) { return stage_info(stage).has_passes(); }
-/// Parts of `project`; the last is W_mz z + b_m.
-enum Projection : int { kQ, kV, kZ, kMdiInput };
 
-/// The values that a block keeps of its own channels between stages. The first are the parts of `project`.
+/// The values that a block keeps of its own channels between stages. The first are the parts of `project`, the last of
+/// which is W_mz z + b_m.
 enum class Local : std::uint8_t { kQ, kV, kZ, kMdiInput, kResidual, kStateGate, kMdiGate, kH, kCount };
 
 }  // namespace mmrec::kernels

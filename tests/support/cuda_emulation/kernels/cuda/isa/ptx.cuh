@@ -123,9 +123,7 @@ inline std::uint32_t load_relaxed(const std::uint32_t* from) { return *from; }
 inline std::uint16_t load_relaxed(const std::uint16_t* from) { return *from; }
 inline void store_relaxed(std::uint32_t* to, std::uint32_t v) { *to = v; }
 inline void store_relaxed(std::uint16_t* to, std::uint16_t v) { *to = v; }
-inline void store_relaxed(uint2* to, uint2 v) { detail::store(to, v, "store_relaxed"); }
 inline void add_release(std::uint32_t* at, std::uint32_t v) { atomicAdd(at, v); }
-inline void fence() {}
 inline void store_for_host(std::uint32_t* to, std::uint32_t v) { detail::store(to, v, "store_for_host"); }
 inline void spin_pause() { emulation::pause("spin_pause"); }
 inline void spin_briefly() { emulation::pause("spin_briefly"); }
