@@ -5,7 +5,7 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <sstream>
@@ -263,12 +263,6 @@ CublasLt& Cuda::blas() {
     blas_ = std::make_unique<CublasLt>();
   }
   return *blas_;
-}
-
-int Cuda::remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const {
-  const auto known = answers_.find({kernel, shared_bytes});
-  if (known != answers_.end()) return known->second;
-  return answers_.emplace(std::pair(kernel, shared_bytes), ask()).first->second;
 }
 
 // The current device belongs to the thread, and a session may move between threads.

@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -152,9 +151,6 @@ class Cuda {
   std::size_t shared_memory_per_processor() const { return shared_memory_per_processor_; }
   const std::string& name() const { return name_; }
 
-  /// What ask() says of a kernel with so much shared memory: the runtime takes its time, so it is asked once.
-  int remember(const void* kernel, std::size_t shared_bytes, const std::function<int()>& ask) const;
-
   /// Memory of kScratchBytes whose contents do not outlive an op. On first use.
   void* scratch() {
     if (scratch_.size() == 0) scratch_ = DeviceBuffer<std::byte>(kScratchBytes);
@@ -260,7 +256,6 @@ class Cuda {
   std::size_t shared_memory_per_block_ = 0;
   std::size_t shared_memory_per_processor_ = 0;
   std::string name_;
-  mutable std::map<std::pair<const void*, std::size_t>, int> answers_;  // of remember()
   std::unique_ptr<CublasLt> blas_;
   DeviceBuffer<std::byte> scratch_;
   DeviceBuffer<BFloat16> parts_;

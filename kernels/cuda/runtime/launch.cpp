@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 namespace mmrec::kernels {
@@ -33,6 +34,24 @@ cudaError_t allow_launch(const LaunchConfig& config, const void* kernel) {
     before.cluster = config.cluster;
   }
   return cudaSuccess;
+}
+
+bool holds_cluster(const LaunchConfig& config, const void* kernel) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, const void*, std::size_t>, int> clusters;  // by device, kernel and shared memory
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess && allow_launch(config, kernel) == cudaSuccess) {
+    const std::lock_guard lock(mutex);
+    const auto [held, is_new] = clusters.try_emplace({device, kernel, config.shared_bytes});
+    if (!is_new) return held->second > 0;
+    const RuntimeLaunch as_runtime(nullptr, config);
+    if (cudaOccupancyMaxActiveClusters(&held->second, kernel, &as_runtime.config) == cudaSuccess) {
+      return held->second > 0;
+    }
+    held->second = 0;
+  }
+  cudaGetLastError();  // must not show at the next launch
+  return false;
 }
 
 }  // namespace mmrec::kernels

@@ -71,16 +71,9 @@ void launch(cudaStream_t stream, const LaunchConfig& config, void (*kernel)(Para
              "cudaLaunchKernelEx");
 }
 
-/// Whether the device holds a cluster of the configuration; no if it refuses to say.
-template <class... Parameters>
-bool holds_cluster(const LaunchConfig& config, void (*kernel)(Parameters...)) {
-  const RuntimeLaunch as_runtime(nullptr, config);
-  int clusters = 0;
-  const bool knows = allow_launch(config, reinterpret_cast<const void*>(kernel)) == cudaSuccess &&
-                     cudaOccupancyMaxActiveClusters(&clusters, kernel, &as_runtime.config) == cudaSuccess;
-  if (!knows) cudaGetLastError();  // must not show at the next launch
-  return knows && clusters > 0;
-}
+/// Whether the current device holds a cluster of the configuration, whatever its grid; no if it refuses to say. Asks
+/// the runtime once: it takes its time.
+bool holds_cluster(const LaunchConfig& config, const void* kernel);
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

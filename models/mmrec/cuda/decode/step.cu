@@ -267,7 +267,7 @@ DecodeChoice choice_for(const Cuda& cuda, const DecodeStep<Device, A>& op) {
 
 bool holds_decode_cluster(const Cuda& cuda) {
   return holds_cluster(cluster_config(cuda.shared_memory_per_block(), 1),
-                       decode_kernel<ClusterBlock<BFloat16>, BFloat16, 1>);
+                       reinterpret_cast<const void*>(decode_kernel<ClusterBlock<BFloat16>, BFloat16, 1>));
 }
 
 bool decode_step_supported(const Cuda& cuda, const DecodeShape& shape, std::size_t element) {
