@@ -236,13 +236,12 @@ void pinned_free(void* data) noexcept {
   if (data != nullptr) cudaFreeHost(data);
 }
 
-Cuda::Cuda(int device) : Cuda(device, std::make_unique<Streams>(device)) {}
+Cuda::Cuda(int device) : Cuda(device, Streams(device)) {}
 
-Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, std::make_unique<Streams>(device, stream)) {}
+Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, Streams(device, stream)) {}
 
-Cuda::Cuda(int device, std::unique_ptr<Streams> streams)
+Cuda::Cuda(int device, Streams streams)
     : device_(device), compute_capability_(compute_capability_of(device)), streams_(std::move(streams)) {
-  kernels::make_current(device);
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   name_ = properties.name;
@@ -269,42 +268,22 @@ CublasLt& Cuda::blas() {
 void Cuda::make_current() const { kernels::make_current(device_); }
 
 Cuda::~Cuda() {
-  if (cudaSetDevice(device_) == cudaSuccess && streams_ != nullptr) cudaStreamSynchronize(streams_->main);
-}
-
-Cuda::Streams::Streams(int device) : Streams(device, nullptr) {
-  check_cuda(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  owns_main = true;  // NOLINT(cppcoreguidelines-prefer-member-initializer): only once there is one
-}
-
-Cuda::Streams::Streams(int device, CUstream_st* adopted) : Streams(adopted) {
-  kernels::make_current(device);
-  check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  for (CUevent_st** event : {&fork, &join, &followed}) {
-    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  }
-}
-
-Cuda::Streams::~Streams() {
-  for (CUevent_st* const event : {followed, join, fork}) {
-    if (event != nullptr) cudaEventDestroy(event);
-  }
-  if (side != nullptr) cudaStreamDestroy(side);
-  if (owns_main) cudaStreamDestroy(main);
+  if (cudaSetDevice(device_) == cudaSuccess) cudaStreamSynchronize(stream());
 }
 
 void Cuda::fork() {
-  check_cuda(cudaEventRecord(streams_->fork, streams_->main), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(streams_->side, streams_->fork, 0), "cudaStreamWaitEvent");
+  streams_.fork.set(stream());
+  streams_.fork.await(side_stream());
 }
 
 void Cuda::join() {
-  check_cuda(cudaEventRecord(streams_->join, streams_->side), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(streams_->main, streams_->join, 0), "cudaStreamWaitEvent");
+  streams_.join.set(side_stream());
+  streams_.join.await(stream());
 }
+
 void Cuda::follow(Cuda& other) {
-  check_cuda(cudaEventRecord(other.streams_->followed, other.stream()), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(stream(), other.streams_->followed, 0), "cudaStreamWaitEvent");
+  other.streams_.followed.set(other.stream());
+  other.streams_.followed.await(stream());
 }
 
 void Cuda::transfer(const void* from, void* to, std::size_t bytes, std::size_t count, std::size_t from_stride,
@@ -358,35 +337,23 @@ void Graph::launch(Cuda& cuda) const {
   check_cuda(cudaGraphLaunch(executable_.get(), cuda.stream()), "cudaGraphLaunch");
 }
 
-Staging::Staging() : Staging(nullptr) {
-  for (Block& block : blocks_) block.memory = PinnedBuffer<std::byte>(kBlockBytes);
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  for (Block& block : blocks_) {
-    check_cuda(cudaEventCreateWithFlags(&block.sent, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  }
-}
+Staging::Staging() : stream_(new_stream(current_device())) {}
 
-Staging::~Staging() {
-  if (stream_ != nullptr) cudaStreamSynchronize(stream_);  // the blocks must not go while a copy reads them
-  for (Block& block : blocks_) {
-    if (block.sent != nullptr) cudaEventDestroy(block.sent);
-  }
-  if (stream_ != nullptr) cudaStreamDestroy(stream_);
-}
+Staging::~Staging() { cudaStreamSynchronize(stream_.get()); }  // the blocks must not go while a copy reads them
 
 std::byte* Staging::block() {
   Block& block = blocks_[current_];
-  check_cuda(cudaEventSynchronize(block.sent), "cudaEventSynchronize");
+  block.sent.await();
   return block.memory.data();
 }
 
 void Staging::send(void* to, std::size_t bytes) {
   Block& block = blocks_[current_];
-  check_cuda(cudaMemcpyAsync(to, block.memory.data(), bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
-  check_cuda(cudaEventRecord(block.sent, stream_), "cudaEventRecord");
+  check_cuda(cudaMemcpyAsync(to, block.memory.data(), bytes, cudaMemcpyHostToDevice, stream_.get()), "cudaMemcpyAsync");
+  block.sent.set(stream_.get());
   current_ = 1 - current_;
 }
 
-void Staging::finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+void Staging::finish() { check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
 
 }  // namespace mmrec::kernels

@@ -24,11 +24,10 @@
 #include <system_error>
 #include <utility>
 
+#include "kernels/cuda/runtime/mark.h"
 #include "kernels/ops.h"
 
-struct CUevent_st;
 struct CUgraphExec_st;
-struct CUstream_st;
 
 namespace mmrec::kernels {
 
@@ -129,10 +128,10 @@ class Cuda {
   /// Makes the backend's device the calling thread's current one. Before the first op in a thread.
   void make_current() const;
 
-  CUstream_st* stream() const { return streams_->main; }
+  CUstream_st* stream() const { return streams_.main; }
   /// A second stream for work that may run beside the first; fork() makes it wait for what is on stream(), join() makes
   /// stream() wait for it. Both are recorded when captured.
-  CUstream_st* side_stream() const { return streams_->side; }
+  CUstream_st* side_stream() const { return streams_.side.get(); }
   void fork();
   void join();
   /// Makes stream() wait for what is on another backend's stream() of the same device. Recorded when that is captured.
@@ -232,21 +231,15 @@ class Cuda {
                 std::size_t to_stride, Direction direction) const;
 
   struct Streams {
-    explicit Streams(int device);
-    Streams(int device, CUstream_st* adopted);                 // null: the default stream
-    explicit Streams(CUstream_st* adopted) : main(adopted) {}  // so that what a constructor has made goes if it fails
-    Streams(const Streams&) = delete;
-    Streams& operator=(const Streams&) = delete;
-    ~Streams();
-    bool owns_main = false;
-    CUstream_st* main = nullptr;
-    CUstream_st* side = nullptr;
-    CUevent_st* fork = nullptr;
-    CUevent_st* join = nullptr;
-    CUevent_st* followed = nullptr;
+    explicit Streams(int device) : own(new_stream(device)), side(new_stream(device)), main(own.get()) {}
+    Streams(int device, CUstream_st* adopted) : side(new_stream(device)), main(adopted) {}
+    OwnedStream own;  // null where main is the caller's
+    OwnedStream side;
+    CUstream_st* main;  // null: the default stream
+    Mark fork, join, followed;
   };
 
-  Cuda(int device, std::unique_ptr<Streams> streams);
+  Cuda(int device, Streams streams);
 
   int device_ = 0;
   bool batch_invariant_ = false;
@@ -262,7 +255,7 @@ class Cuda {
   DeviceBuffer<std::uint32_t> flags_;
   PinnedBuffer<std::uint32_t> report_;
   DeviceBuffer<std::byte> blas_workspace_, side_blas_workspace_;
-  std::unique_ptr<Streams> streams_;
+  Streams streams_;
 };
 
 /// A recorded sequence of ops that one call replays with the same arguments. The buffers that it reads and writes must
@@ -312,8 +305,6 @@ class Staging {
   static constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
 
   Staging();
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
   ~Staging();
 
   /// kBlockBytes that may be overwritten now; waits until their last copy has left.
@@ -324,14 +315,13 @@ class Staging {
   void finish();
 
  private:
-  explicit Staging(std::nullptr_t) {}  // so that what the other constructor has made goes if it fails
   struct Block {
-    PinnedBuffer<std::byte> memory;
-    CUevent_st* sent = nullptr;
+    PinnedBuffer<std::byte> memory{kBlockBytes};
+    Mark sent;
   };
   std::array<Block, 2> blocks_;
   std::size_t current_ = 0;
-  CUstream_st* stream_ = nullptr;
+  OwnedStream stream_;
 };
 
 /// Rows of x, or sequences, that one reading of the weights serves: the columns of a tensor core's tile.

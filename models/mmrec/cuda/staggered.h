@@ -159,10 +159,10 @@ class Staggered<kernels::Cuda, A> {
       const auto stage = [&](Stage which, const auto& ops) {
         if (follows) {
           await(number - 1, which, layer);
-          before.layers[static_cast<std::size_t>(layer)].marks[which].await(worker.backend);
+          before.layers[static_cast<std::size_t>(layer)].marks[which].await(worker.backend.stream());
         }
         ops();
-        of_layer.marks[which].set(worker.backend);
+        of_layer.marks[which].set(worker.backend.stream());
         const std::lock_guard lock(mutex_);
         enqueued_[number][which] = layer + 1;
         changed_.notify_all();
