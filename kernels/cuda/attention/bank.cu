@@ -282,17 +282,17 @@ void by_splits(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t most
                              .first_run = first_run,
                              .first_row = first_row,
                              .most_rows = most_rows};
-      const auto across = static_cast<unsigned>(std::min(runs, op.runs.count - first_run));
-      const auto down = static_cast<unsigned>(std::min(rows, longest - first_row));
-      LaunchConfig splitting = overlapping(cuda, dim3(static_cast<unsigned>(splits), across, down), dim3(kThreads));
+      const std::int64_t across = std::min(runs, op.runs.count - first_run);
+      const std::int64_t down = std::min(rows, longest - first_row);
+      LaunchConfig splitting = overlapping(cuda, dims(splits, across, down), dim3(kThreads));
       if (held != nullptr) {
         launch(cuda.stream(), splitting, held, p);
       } else {
         splitting.shared_bytes = shared;
         launch(cuda.stream(), splitting, bank_split_kernel<A>, p);
       }
-      const dim3 merging(static_cast<unsigned>(ceil_div(dim, kThreads)), across, down);
-      launch(cuda.stream(), overlapping(cuda, merging, dim3(kThreads)), bank_merge_kernel<A>, p);
+      launch(cuda.stream(), overlapping(cuda, dims(ceil_div(dim, kThreads), across, down), dim3(kThreads)),
+             bank_merge_kernel<A>, p);
     }
   }
 }
@@ -396,7 +396,7 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, const ProductPl
   if (numbers.empty()) return;
   ProductParams<A> p{.op = op, .place = place, .numbers = {}};
   std::copy(numbers.begin(), numbers.end(), p.numbers.begin());
-  const auto count = static_cast<unsigned>(numbers.size());
+  const std::int64_t count = std::ssize(numbers);
   const std::int64_t dim = op.q.cols;
   std::array<Linear<Device, A, float>, kMostRuns> to_scores;
   std::array<Linear<Device, A, A>, kMostRuns> to_values;
@@ -413,12 +413,11 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, const ProductPl
         .weight = {memory + place.transposed, kDTypeOf<A>, dim, width},
         .y = op.out.middle_rows(run.first, run.rows)};
   }
-  const auto across = static_cast<unsigned>(ceil_div(dim, kSquare));
-  const auto down = static_cast<unsigned>(ceil_div(op.slots, kSquare));
-  launch(cuda.stream(), {.grid = dim3(across, down, count), .block = dim3(kThreads)}, bank_round_kernel<A>, p);
+  const dim3 squares = dims(ceil_div(dim, kSquare), ceil_div(op.slots, kSquare), count);
+  launch(cuda.stream(), {.grid = squares, .block = dim3(kThreads)}, bank_round_kernel<A>, p);
   linear(cuda, std::span<const Linear<Device, A, float>>(to_scores).first(numbers.size()));
-  launch(cuda.stream(), {.grid = dim3(static_cast<unsigned>(ceil_div(rows, kWarps)), count), .block = dim3(kThreads)},
-         bank_softmax_kernel<A>, p);
+  launch(cuda.stream(), {.grid = dims(ceil_div(rows, kWarps), count), .block = dim3(kThreads)}, bank_softmax_kernel<A>,
+         p);
   linear(cuda, std::span<const Linear<Device, A, A>>(to_values).first(numbers.size()));
 }
 
@@ -445,12 +444,11 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t fe
     if (written.size() == fit) flush();
   }
   flush();
-  for (std::size_t first = 0; first < empty.size(); first += kMostRuns) {
+  for (std::int64_t first = 0; first < std::ssize(empty); first += kMostRuns) {
     ProductParams<A> p{.op = op, .place = place, .numbers = {}};
-    const std::size_t count = std::min<std::size_t>(empty.size() - first, kMostRuns);
-    std::copy_n(empty.begin() + static_cast<std::ptrdiff_t>(first), count, p.numbers.begin());
-    const dim3 grid(static_cast<unsigned>(op.runs.most_rows), static_cast<unsigned>(count));
-    launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, bank_zero_kernel<A>, p);
+    const std::int64_t count = std::min(std::ssize(empty) - first, kMostRuns);
+    std::copy_n(empty.begin() + first, count, p.numbers.begin());
+    launch(cuda.stream(), {.grid = dims(op.runs.most_rows, count), .block = dim3(kThreads)}, bank_zero_kernel<A>, p);
   }
 }
 

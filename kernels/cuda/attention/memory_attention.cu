@@ -346,13 +346,13 @@ void attend(const Cuda& cuda, AttentionAlgo algo, Attention<A> given, int lanes)
   given.spread = {lanes, width, std::max(kChunkFloats / width, kBatch), kTileFloats / width};
   if (algo == AttentionAlgo::kTile) {
     const std::int64_t tokens = kThreads / lanes * (kValues <= 16 ? 2 : 1);
-    const dim3 grid(static_cast<unsigned>(op.q.batch * ceil_div(op.q.time, tokens)), static_cast<unsigned>(op.heads));
+    const dim3 grid = dims(op.q.batch * ceil_div(op.q.time, tokens), op.heads);
     return launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), attend_tile<A, kValues>, given);
   }
   const std::int64_t threads = ceil_div(ceil_div(op.slots.time, given.spread.chunk) * lanes, 32) * 32;
-  const dim3 grid(static_cast<unsigned>(op.q.batch * op.q.time), static_cast<unsigned>(op.heads));
-  const dim3 block(static_cast<unsigned>(std::min<std::int64_t>(threads, kThreads)));
-  launch(cuda.stream(), overlapping(cuda, grid, block), attend_split<A, kValues>, given);
+  const dim3 block = dims(std::min<std::int64_t>(threads, kThreads));
+  launch(cuda.stream(), overlapping(cuda, dims(op.q.batch * op.q.time, op.heads), block), attend_split<A, kValues>,
+         given);
 }
 
 }  // namespace
@@ -378,8 +378,7 @@ void attend_by(Cuda& cuda, AttentionAlgo algo, const MemoryAttention<Device, A>&
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d - op.padding)));
   const Attention<A> given{op, runs, offset, d, scale, {}};
   if (algo == AttentionAlgo::kAny) {
-    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(op.heads));
-    LaunchConfig config = overlapping(cuda, grid, dim3(kThreads));
+    LaunchConfig config = overlapping(cuda, dims(rows, op.heads), dim3(kThreads));
     config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);
     return launch(cuda.stream(), config, attend_any<A>, given);
   }

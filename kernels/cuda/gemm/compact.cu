@@ -74,10 +74,8 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
 }  // namespace
 
 void compact_rows(Cuda& cuda, const CompactRows& op) {
-  launch(
-      cuda.stream(),
-      {.grid = dim3(static_cast<unsigned>(op.from.rows)), .block = dim3(kThreads), .shared_bytes = kThreads / 32 * 4},
-      compact_kernel, op);
+  launch(cuda.stream(), {.grid = dims(op.from.rows), .block = dim3(kThreads), .shared_bytes = kThreads / 32 * 4},
+         compact_kernel, op);
 }
 
 }  // namespace mmrec::kernels

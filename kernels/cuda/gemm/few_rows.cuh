@@ -268,7 +268,7 @@ int set_few_rows_job(const Linear<Device, A, Y>& job, int depth, int begin, FewR
 }
 
 inline LaunchConfig few_rows_launch(int clusters) {
-  return {.grid = dim3(static_cast<unsigned>(clusters * kCluster)),
+  return {.grid = dims(clusters * kCluster),
           .block = dim3(kThreads),
           .shared_bytes = kSharedBytes,
           .cluster = kCluster,

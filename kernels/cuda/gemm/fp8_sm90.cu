@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(Rounding op) {
 }
 
 void round(Cuda& cuda, const Rounding& op) {
-  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(op.x.rows)),
+  const LaunchConfig config = {.grid = dims(op.x.rows),
                                .block = dim3(kThreads),
                                .shared_bytes = kThreads / 32 * sizeof(std::uint32_t),
                                .overlap_predecessor = true};

@@ -425,7 +425,7 @@ void launch_gemm_sm90(Cuda& cuda, const GemmJobs<kJobs>& jobs, const typename Ep
                       bool persistent, GemmSkip skip = {}) {
   using Layout = GemmLayout<Tile>;
   const int clusters = persistent ? std::min(jobs.tiles, cuda.processors() / Tile::kClusterRows) : jobs.tiles;
-  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(clusters * Tile::kClusterRows)),
+  const LaunchConfig config = {.grid = dims(clusters * Tile::kClusterRows),
                                .block = dim3(Layout::kThreads),
                                .shared_bytes = Layout::shared_bytes(Epilogue::kSharedBytes),
                                .cluster = Tile::kClusterRows,

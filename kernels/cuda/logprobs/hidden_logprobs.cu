@@ -133,8 +133,8 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
         // The product after this one takes the buffer that the reduction before this one reads.
         if (tiles++ > 0) cuda.join();
         cuda.fork();
-        const auto tasks = static_cast<unsigned>(ceil_div(count * ceil_div(words, kPart), kWarps));
-        launch(cuda.side_stream(), {.grid = dim3(tasks), .block = dim3(32 * kWarps)}, reduce_tile_kernel, logits, r, v,
+        const std::int64_t tasks = ceil_div(count * ceil_div(words, kPart), kWarps);
+        launch(cuda.side_stream(), {.grid = dims(tasks), .block = dim3(32 * kWarps)}, reduce_tile_kernel, logits, r, v,
                rows);
       }
     }
@@ -146,9 +146,8 @@ void by_tiles(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
 }  // namespace
 
 void merge_parts(Cuda& cuda, const LogprobRows& rows, std::int64_t count) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(rows.rows, kMergeRows)));
-  launch(cuda.stream(), overlapping(cuda, grid, dim3(kMergeRows * kMergeRuns)), merge_parts_kernel, rows,
-         static_cast<int>(count));
+  launch(cuda.stream(), overlapping(cuda, dims(ceil_div(rows.rows, kMergeRows)), dim3(kMergeRows * kMergeRuns)),
+         merge_parts_kernel, rows, static_cast<int>(count));
 }
 
 template <class A>

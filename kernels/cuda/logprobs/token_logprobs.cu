@@ -214,21 +214,20 @@ std::int64_t blocks_per_row(const Cuda& cuda, std::int64_t rows, std::int64_t pa
 template <class T, int kWarps>
 void run(Cuda& cuda, const MatrixView<const T, Device>& logits, Targets targets, float* logprobs, std::int64_t parts) {
   const dim3 block(kThreads<kWarps>);
-  const auto across = static_cast<unsigned>(ceil_div(logits.rows, kRowsPerBlock<kWarps>));
+  const std::int64_t across = ceil_div(logits.rows, kRowsPerBlock<kWarps>);
   if constexpr (kWarps > 1) {
     const std::int64_t blocks = blocks_per_row(cuda, logits.rows, parts, kWarps);
     if (blocks > 1) {
       const std::int64_t rounds = ceil_div(ceil_div(parts, kWarps), blocks);
       const SharedRows shared{static_cast<int>(rounds), parts, static_cast<PartSum*>(cuda.scratch()), cuda.flags()};
-      const auto down = static_cast<unsigned>(ceil_div(ceil_div(parts, kWarps), rounds));
-      launch(cuda.stream(), overlapping(cuda, dim3(across, down), block), token_logprobs_kernel<T, kWarps, true>,
-             logits, targets, logprobs, shared, 0U);
-      return;
+      const dim3 grid = dims(across, ceil_div(ceil_div(parts, kWarps), rounds));
+      return launch(cuda.stream(), overlapping(cuda, grid, block), token_logprobs_kernel<T, kWarps, true>, logits,
+                    targets, logprobs, shared, 0U);
     }
   }
   // Blocks that start with the launch; later ones have nothing to wait for.
   const auto resident = static_cast<unsigned>(cuda.processors() * 32 * kResidentWarps<kWarps> / kThreads<kWarps>);
-  launch(cuda.stream(), overlapping(cuda, dim3(across), block), token_logprobs_kernel<T, kWarps, false>, logits,
+  launch(cuda.stream(), overlapping(cuda, dims(across), block), token_logprobs_kernel<T, kWarps, false>, logits,
          targets, logprobs, SharedRows{}, resident);
 }
 
@@ -334,7 +333,7 @@ LaunchConfig backward_config(const Cuda& cuda, std::int64_t rows, std::int64_t r
   const auto batches = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(row_bytes, 16 * kBatch), 1 << 16));
   const unsigned most = pairs ? kMostBackwardThreads / 2 : kMostBackwardThreads;
   const unsigned threads = std::clamp(std::bit_ceil(batches), 32U, most);
-  return {.grid = dim3(static_cast<unsigned>(rows)),
+  return {.grid = dims(rows),
           .block = dim3(threads),
           .shared_bytes = std::min(bytes, (cuda.shared_memory_per_block() - kReserved) / 16 * 16)};
 }

@@ -288,7 +288,7 @@ void gated_recurrence(Cuda& cuda, const GatedRecurrence<Device, A>& op) {
                             .sums_bytes = static_cast<int>(sums_bytes)};
   const bool aligned =
       takes_16_bytes(state) && takes_16_bytes(op.gate_weight.data, static_cast<std::int64_t>(row_size));
-  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(blocks)),
+  const LaunchConfig config = {.grid = dims(blocks),
                                .block = dim3(kThreads),
                                .shared_bytes = static_cast<std::size_t>(sums_bytes + resident * row_bytes),
                                .cooperative = waits,

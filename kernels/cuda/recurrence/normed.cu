@@ -298,14 +298,6 @@ __global__ void __launch_bounds__(kThreads, 1) normed_gang_kernel(const __grid_c
   Gang<A>(params).run();
 }
 
-template <class A>
-LaunchConfig gang_config(const GangPlan& plan) {
-  return {.grid = dim3(static_cast<unsigned>(plan.blocks * plan.gangs)),
-          .block = dim3(kThreads),
-          .shared_bytes = static_cast<std::size_t>(plan.shared_bytes),
-          .cooperative = true};
-}
-
 /// As many gangs as there are groups of runs, of no fewer blocks than hold W if so many fit.
 template <class A>
 GangPlan plan_gangs(const Cuda& cuda, const NormedRecurrence<Device, A>& op) {
@@ -354,7 +346,12 @@ void by_gangs(Cuda& cuda, const NormedRecurrence<Device, A>& op) {
                              .exchange = static_cast<float*>(cuda.scratch()),
                              .flags = cuda.flags(),
                              .vectors = takes_16_bytes(op.gate_weight.data, op.z.cols * static_cast<int>(sizeof(A)))};
-  launch(cuda.stream(), gang_config<A>(plan), normed_gang_kernel<A>, params);
+  launch(cuda.stream(),
+         {.grid = dims(plan.blocks * plan.gangs),
+          .block = dim3(kThreads),
+          .shared_bytes = static_cast<std::size_t>(plan.shared_bytes),
+          .cooperative = true},
+         normed_gang_kernel<A>, params);
 }
 
 }  // namespace
@@ -379,8 +376,7 @@ void normed_recurrence(Cuda& cuda, const NormedRecurrence<Device, A>& op, Normed
   if (algo != NormedAlgo::kRows || op.carries || op.runs.most_rows > 1) {
     throw std::invalid_argument("normed_recurrence: this algorithm does not take the op");
   }
-  launch(cuda.stream(), overlapping(cuda, dim3(static_cast<unsigned>(op.runs.count)), dim3(kThreads)),
-         normed_rows_kernel<A>, op);
+  launch(cuda.stream(), overlapping(cuda, dims(op.runs.count), dim3(kThreads)), normed_rows_kernel<A>, op);
 }
 
 #define MMREC_INSTANTIATE(A)                                                          \

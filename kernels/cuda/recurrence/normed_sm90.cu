@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class A, class Use>
 auto with_kernel(const NormedRecurrence<Device, A>& op, const Use& use) {
   const auto of = [&]<int kUnits>() {
-    const LaunchConfig config{.grid = dim3(static_cast<unsigned>(ceil_div(op.runs.count, kTileColumns)) * kBlocks),
+    const LaunchConfig config{.grid = dims(ceil_div(op.runs.count, kTileColumns) * kBlocks),
                               .block = dim3(kThreads),
                               .shared_bytes = Layout<kUnits>::kBytes,
                               .cluster = kBlocks,

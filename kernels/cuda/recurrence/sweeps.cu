@@ -126,7 +126,7 @@ void run_scan(Cuda& cuda, const GatedScan<Device, A>& op, const float* gate_bias
                      .gate = {},
                      .batch = static_cast<int>(in.z.batch)};
     if constexpr (kGates == Gates::kProduct) params.gate = gated_rows(op.gate, first);
-    const dim3 grid(static_cast<unsigned>(flags.time_tiles * in.z.batch * flags.channel_tiles));
+    const dim3 grid = dims(flags.time_tiles * in.z.batch * flags.channel_tiles);
     launch(cuda.stream(), overlapping(cuda, grid, dim3(Tile::kThreads)),
            check.runs.of_row != nullptr ? gated_scan_kernel<A, kGates, true> : gated_scan_kernel<A, kGates, false>,
            params);

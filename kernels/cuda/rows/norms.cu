@@ -342,10 +342,10 @@ void norm_rows(Cuda& cuda, const Source& source, const float* weight, MatrixView
   const std::int64_t groups = ceil_div(y.cols, kGroup);
   const std::int64_t threads = std::min<std::int64_t>(ceil_div(ceil_div(groups, kHeld), 32) * 32, kMostNormThreads);
   if (threads == 0) return;
-  dim3 grid(static_cast<unsigned>(y.rows));
+  dim3 grid = dims(y.rows);
   if constexpr (kHasAsides<Source>) grid.y += source.asides();
-  launch(cuda.stream(), overlapping(cuda, grid, dim3(static_cast<unsigned>(threads))),
-         norm_rows_kernel<kHeld, Source, A>, source, 1.0 / static_cast<double>(y.cols), weight, y, bias);
+  launch(cuda.stream(), overlapping(cuda, grid, dims(threads)), norm_rows_kernel<kHeld, Source, A>, source,
+         1.0 / static_cast<double>(y.cols), weight, y, bias);
 }
 
 template <class A>

@@ -193,8 +193,7 @@ __global__ void __launch_bounds__(kSumChannels* kSumPartials)
 void launch_sums(Cuda& cuda, const SummedRuns& op, std::int64_t dim, std::int64_t count, std::int64_t most_rows) {
   // Fewer partial sums where no run has as many tiles: the others would add 0.
   const std::int64_t partials = std::min<std::int64_t>(ceil_div(most_rows, kTile), kSumPartials);
-  const dim3 grid(static_cast<unsigned>(ceil_div(dim, kSumChannels)), static_cast<unsigned>(count));
-  launch(cuda.stream(), overlapping(cuda, grid, dim3(kSumChannels, static_cast<unsigned>(partials))),
+  launch(cuda.stream(), overlapping(cuda, dims(ceil_div(dim, kSumChannels), count), dims(kSumChannels, partials)),
          segment_sum_kernel, op);
 }
 
@@ -230,14 +229,12 @@ void decay_gate(Cuda& cuda, const DecayGate<Device>& op) {
 }
 
 void space_runs(Cuda& cuda, const SpacedRuns<Device>& op) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(op.count, kThreads)));
-  launch(cuda.stream(), {.grid = grid, .block = dim3(kThreads)}, space_runs_kernel, op);
+  launch(cuda.stream(), {.grid = dims(ceil_div(op.count, kThreads)), .block = dim3(kThreads)}, space_runs_kernel, op);
 }
 
 void bank_write(Cuda& cuda, const BankWrite<Device>& op) {
   if (op.runs.count == 0 || op.runs.most_rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(op.runs.count),
-                  static_cast<unsigned>(std::min<std::int64_t>(op.runs.most_rows, kMostGrid)));
+  const dim3 grid = dims(op.runs.count, std::min<std::int64_t>(op.runs.most_rows, kMostGrid));
   launch(cuda.stream(), overlapping(cuda, grid, dim3(kThreads)), bank_write_kernel, op);
 }
 

@@ -158,8 +158,8 @@ void map_rows_by(const Cuda& cuda, CUstream_st* stream, const Op& op, std::int64
   const std::int64_t vectors = ceil_div(cols, kWidth);
   const unsigned across = std::bit_ceil(static_cast<unsigned>(std::min<std::int64_t>(vectors, kMapThreads)));
   const unsigned down = kMapThreads / across;
-  const dim3 grid(static_cast<unsigned>(ceil_div(rows, down)), static_cast<unsigned>(ceil_div(vectors, across)));
-  launch(stream, overlapping(cuda, grid, dim3(across, down)), map_rows_kernel<kWidth, Op>, op, rows, cols);
+  launch(stream, overlapping(cuda, dims(ceil_div(rows, down), ceil_div(vectors, across)), dim3(across, down)),
+         map_rows_kernel<kWidth, Op>, op, rows, cols);
 }
 
 /// By 4 columns if `vectors`, else one by one.

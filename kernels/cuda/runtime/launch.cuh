@@ -14,6 +14,11 @@ namespace mmrec::kernels {
 /// Throws for any code but cudaSuccess: OutOfDeviceMemory or std::system_error of cuda_category() naming `call`.
 void check_cuda(cudaError_t code, const char* call);
 
+/// Of grids and blocks, from sizes of operands.
+inline dim3 dims(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
+  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
+}
+
 struct LaunchConfig {
   dim3 grid;
   dim3 block;

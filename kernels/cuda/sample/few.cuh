@@ -284,7 +284,7 @@ void launch_sample(Cuda& cuda, int blocks, const SampleTokens<Device>& op) {
   const int piece =
       std::min(part_of(words, blocks), std::min(static_cast<int>(most) / kWarpIds * kWarpIds, kMostPiece));
   launch(cuda.stream(),
-         {.grid = dim3(static_cast<unsigned>(op.logits.rows * blocks)),
+         {.grid = dims(op.logits.rows * blocks),
           .block = dim3(kThreads),
           .shared_bytes = shared_bytes(piece),
           .cluster = static_cast<unsigned>(blocks),

@@ -182,8 +182,7 @@ void launch_scan(Cuda& cuda, const Op& op, ScanPlan plan) {
   plan.counter = cuda.flags();
   plan.chains.records = reinterpret_cast<uint4*>(cuda.flags() + kFirstRecord);
 
-  LaunchConfig config = overlapping(
-      cuda, {}, dim3(static_cast<unsigned>(threads + 32 * chains * Block::kChainSets + Block::kMoreThreads)));
+  LaunchConfig config = overlapping(cuda, {}, dims(threads + 32 * chains * Block::kChainSets + Block::kMoreThreads));
   config.shared_bytes = Block::shared_bytes(threads);
   // In a ring: what lies beside the rows of a tile is another block's, and may leave L2 before that wants it.
   constexpr bool kWide = !Op::kReadsTwice;
@@ -252,7 +251,7 @@ void launch_columns(Cuda& cuda, const Op& op, const ScanColumnCut& cut) {
   ScanColumnPlan plan = cut.plan;
   plan.done = cuda.flags();
   plan.records = reinterpret_cast<uint4*>(cuda.flags() + Block::kWordsOfDone);
-  LaunchConfig config = overlapping(cuda, dim3(static_cast<unsigned>(cut.groups * plan.group)), dim3(Block::kThreads));
+  LaunchConfig config = overlapping(cuda, dims(cut.groups * plan.group), dim3(Block::kThreads));
   config.shared_bytes = Block::kSharedBytes;
   if (plan.group > 1) {
     config.cooperative = true;

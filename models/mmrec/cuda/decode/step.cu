@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreadsOf<Block>, 1)
 }
 
 LaunchConfig cluster_config(std::size_t shared_bytes, int stacks) {
-  return {.grid = dim3(kClusterBlocks, static_cast<unsigned>(stacks)),
+  return {.grid = dims(kClusterBlocks, stacks),
           .block = dim3(kThreadsOf<ClusterBlock<BFloat16>>),
           .shared_bytes = shared_bytes,
           .cluster = kClusterBlocks};
@@ -232,7 +232,7 @@ void launch_steps(Cuda& cuda, const DecodeStacks<A, kStacks>& stacks, const Deco
   const auto shared_bytes = static_cast<std::size_t>(choice.plan.shared_bytes);
   const auto launch_blocks = [&]<class Block>() {
     launch(cuda.stream(),
-           {.grid = dim3(static_cast<unsigned>(choice.blocks), kStacks),
+           {.grid = dims(choice.blocks, kStacks),
             .block = dim3(kThreadsOf<Block>),
             .shared_bytes = shared_bytes,
             .cooperative = true},
