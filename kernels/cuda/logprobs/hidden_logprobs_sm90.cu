@@ -113,35 +113,28 @@ class LogprobEpilogue {
   int target_[2] = {-1, -1};
 };
 
-template <class Tile, class A>
-void launch_chunk(Cuda& cuda, MatrixView<const A, Device> hidden, const WeightView<Device>& head, const int* targets,
-                  float* logprobs) {
-  const LogprobRows rows = {.targets = targets,
-                            .logprobs = logprobs,
-                            .parts = static_cast<PartSum*>(cuda.scratch()),
-                            .rows = static_cast<int>(hidden.rows),
-                            .vocab = static_cast<int>(head.rows)};
-  launch_gemm_sm90<Tile, A, LogprobEpilogue>(cuda, matrix_stack(hidden), matrix_stack<A>(head), rows, true);
-  merge_parts(cuda, rows, ceil_div(head.rows, Tile::kColumns));
-}
-
 }  // namespace
 
 template <class A>
 void hidden_logprobs_sm90(Cuda& cuda, const HiddenLogprobs<Device, A>& op) {
   // Rows of one launch: whole cluster tiles whose partial results fit in the scratch.
   constexpr std::int64_t kUnit = std::int64_t{GemmLayout<WideTile>::kRows} * WideTile::kClusterRows;
-  const std::int64_t row_bytes =
-      ceil_div(op.head.rows, WideTile::kColumns) * static_cast<std::int64_t>(sizeof(PartSum));
+  const std::int64_t parts = ceil_div(op.head.rows, WideTile::kColumns);
+  const std::int64_t row_bytes = parts * static_cast<std::int64_t>(sizeof(PartSum));
   const std::int64_t chunk =
       std::max(static_cast<std::int64_t>(Cuda::kScratchBytes) / row_bytes / kUnit, std::int64_t{1}) * kUnit;
+  const MatrixStack head = matrix_stack<A>(op.head);
   for (std::int64_t first = 0; first < op.hidden.rows; first += chunk) {
-    const MatrixView<const A, Device> hidden = op.hidden.middle_rows(first, std::min(chunk, op.hidden.rows - first));
-    if (hidden.rows <= GemmLayout<WideTile>::kRows) {
-      launch_chunk<WideSingleTile>(cuda, hidden, op.head, op.targets + first, op.logprobs + first);
-    } else {
-      launch_chunk<WideTile>(cuda, hidden, op.head, op.targets + first, op.logprobs + first);
-    }
+    const MatrixStack hidden = matrix_stack(op.hidden.middle_rows(first, std::min(chunk, op.hidden.rows - first)));
+    const LogprobRows rows = {.targets = op.targets + first,
+                              .logprobs = op.logprobs + first,
+                              .parts = static_cast<PartSum*>(cuda.scratch()),
+                              .rows = static_cast<int>(hidden.rows),
+                              .vocab = static_cast<int>(op.head.rows)};
+    hidden.rows <= GemmLayout<WideTile>::kRows
+        ? launch_gemm_sm90<WideSingleTile, A, LogprobEpilogue>(cuda, hidden, head, rows, true)
+        : launch_gemm_sm90<WideTile, A, LogprobEpilogue>(cuda, hidden, head, rows, true);
+    merge_parts(cuda, rows, parts);
   }
 }
 

@@ -261,14 +261,11 @@ SweepAlgo choose_sweep(const Cuda& cuda, const GatedSweep<Device, A>& op) {
 template <class A>
 void gated_sweep_sm90(Cuda& cuda, const GatedSweep<Device, A>& op, SweepAlgo algo, const GatedCheck& check,
                       const SequenceView<A, Device>& settled) {
-  const bool narrow = algo == SweepAlgo::kNarrowTiles;
-  if (check.runs.of_row != nullptr) {
-    const auto launch = narrow ? &launch_sweep<NarrowSweepTile, true, A> : &launch_sweep<WideSweepTile, true, A>;
-    launch(cuda, op, check, settled);
-  } else {
-    const auto launch = narrow ? &launch_sweep<NarrowSweepTile, false, A> : &launch_sweep<WideSweepTile, false, A>;
-    launch(cuda, op, check, settled);
-  }
+  const auto by_tiles = [&]<class Tile>(Tile) {
+    check.runs.of_row != nullptr ? launch_sweep<Tile, true>(cuda, op, check, settled)
+                                 : launch_sweep<Tile, false>(cuda, op, check, settled);
+  };
+  algo == SweepAlgo::kNarrowTiles ? by_tiles(NarrowSweepTile()) : by_tiles(WideSweepTile());
 }
 
 template SweepAlgo choose_sweep(const Cuda&, const GatedSweep<Device, float>&);
