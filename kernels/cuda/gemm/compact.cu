@@ -43,9 +43,6 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
   const int group_bytes = compact_group_bytes(format);
   const int words = group_bytes / 4;  // of a group
   std::byte* const to = op.to + row * op.rows.row_bytes;
-  const auto chunk_of = [&](int group) {
-    return to + std::int64_t{group / kCompactChunkGroups} * compact_chunk_bytes(format, kCompactChunkGroups);
-  };
   for (int i = thread; i < groups * words; i += kThreads) {
     const int group = i / words;
     const int word = i % words;
@@ -60,13 +57,14 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactRows op) {
           code == DType::kI4 ? number(0, word % 2) | number(1, word % 2) >> 4 : number(word % 2, word % 4 / 2);
       bits |= byte << (8 * b);
     }
-    reinterpret_cast<std::uint32_t*>(chunk_of(group) + group % kCompactChunkGroups * group_bytes)[word] = bits;
+    reinterpret_cast<std::uint32_t*>(to + compact_group_at(format, group))[word] = bits;
   }
   for (int group = thread; group < groups; group += kThreads) {
     const int in_chunk = group % kCompactChunkGroups;
     const int of_chunk = min(kCompactChunkGroups, groups - (group - in_chunk));
     if (format.group == 0 && in_chunk != 0) continue;
-    auto* const behind = reinterpret_cast<float*>(chunk_of(group) + of_chunk * group_bytes);
+    const int chunk_at = compact_group_at(format, group - in_chunk);
+    auto* const behind = reinterpret_cast<float*>(to + chunk_at + of_chunk * group_bytes);
     behind[in_chunk] = scale_at(group * kCompactGroup) * (code == DType::kI4 ? 0.0625F : 1.0F);
   }
 }

@@ -42,7 +42,7 @@ using RowSum = ExpSum<double>;  // as many terms as there may be, hence wider
 __device__ inline PartSum no_terms() { return {-kLargestFinite, 0.0F}; }
 
 /// e^(x − max)
-__device__ inline float exp_below(float x, float max) { return ptx::exp2_approx((x - max) * 1.4426950408889634F); }
+__device__ inline float exp_below(float x, float max) { return fast_exp(x - max); }
 
 /// Never NaN.
 __device__ inline float clamp_to_finite(float max) { return fminf(fmaxf(max, -kLargestFinite), kLargestFinite); }

@@ -20,7 +20,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 
 #include "kernels/cuda/element.cuh"
@@ -159,8 +158,7 @@ class Recurrence {
         for (int j = 0; j < kPiece<A>; ++j) {
           if (row == nullptr || element[i] + j >= dim_) continue;
           const A* from = row + element[i] + j;
-          piece.values[j] =
-              wait ? await_element(from) : std::bit_cast<A>(__ldcg(reinterpret_cast<const Bits<A>*>(from)));
+          piece.values[j] = wait ? await_element(from) : PastL1::element(from);
         }
         to[i] = piece.bits;
       }

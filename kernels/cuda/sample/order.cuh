@@ -17,7 +17,6 @@ namespace mmrec::kernels::sampling {
 using Atomic64 = unsigned long long;  // 64 bits as atomics know them
 
 inline constexpr float kLargestFinite = std::numeric_limits<float>::max();
-inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline constexpr float kUnits = 0x1p44F;  // of the largest weight
 
 /// Falls as x rises; −0 and +0 are one.

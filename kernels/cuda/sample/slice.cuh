@@ -130,7 +130,7 @@ __device__ inline void fetch(const Place& place, int first, float4 (&batch)[kBat
       batch[v] = __ldcg(reinterpret_cast<const float4*>(place.row + id));
       continue;
     }
-    const auto one = [&](int i) { return i < place.end ? __ldcg(place.row + i) : kMinusInfinity; };
+    const auto one = [&](int i) { return i < place.end ? __ldcg(place.row + i) : -INFINITY; };
     batch[v] = make_float4(one(id), one(id + 1), one(id + 2), one(id + 3));
   }
 }
