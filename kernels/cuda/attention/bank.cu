@@ -389,10 +389,10 @@ __global__ void __launch_bounds__(kThreads) bank_zero_kernel(const __grid_consta
   for (std::int64_t c = threadIdx.x; c < p.op.out.cols; c += kThreads) out[c] = A{};
 }
 
-/// The runs, which have at most `rows` rows and fit the scratch together.
+/// The runs, which fit the scratch together.
 template <class A>
 void by_products(Cuda& cuda, const BankAttention<Device, A>& op, const ProductPlace& place,
-                 std::span<const int> numbers, std::int64_t rows) {
+                 std::span<const int> numbers) {
   if (numbers.empty()) return;
   ProductParams<A> p{.op = op, .place = place, .numbers = {}};
   std::copy(numbers.begin(), numbers.end(), p.numbers.begin());
@@ -416,8 +416,8 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, const ProductPl
   const dim3 squares = dims(ceil_div(dim, kSquare), ceil_div(op.slots, kSquare), count);
   launch(cuda.stream(), {.grid = squares, .block = dim3(kThreads)}, bank_round_kernel<A>, p);
   linear(cuda, std::span<const Linear<Device, A, float>>(to_scores).first(numbers.size()));
-  launch(cuda.stream(), {.grid = dims(ceil_div(rows, kWarps), count), .block = dim3(kThreads)}, bank_softmax_kernel<A>,
-         p);
+  launch(cuda.stream(), {.grid = dims(ceil_div(op.runs.most_rows, kWarps), count), .block = dim3(kThreads)},
+         bank_softmax_kernel<A>, p);
   linear(cuda, std::span<const Linear<Device, A, A>>(to_values).first(numbers.size()));
 }
 
@@ -429,7 +429,7 @@ void by_products(Cuda& cuda, const BankAttention<Device, A>& op, std::int64_t fe
   std::vector<int> empty;
   std::vector<int> written;
   const auto flush = [&] {
-    by_products(cuda, op, place, written, op.runs.most_rows);
+    by_products<A>(cuda, op, place, written);
     written.clear();
   };
   for (std::int64_t i = 0; i < op.runs.count; ++i) {

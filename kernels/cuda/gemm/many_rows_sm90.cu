@@ -65,12 +65,9 @@ class LinearEpilogue {
     if (row >= out.rows || place.column >= out.columns) return;
     const bool whole = out.vectors && row + kWarpRows <= out.rows && place.column + kColumns <= out.columns;
     if constexpr (kScaled) {
-      spread(
-          scale_, [&](int i, float scale) { sum[i] *= scale * row_scale_[i / 2 % 2]; }, sum);
+      spread(scale_, [&](int i, float scale) { sum[i] *= scale * row_scale_[i / 2 % 2]; });
     }
-    if (out.bias != nullptr)
-      spread(
-          bias_, [&](int i, float bias) { sum[i] += bias; }, sum);
+    if (out.bias != nullptr) spread(bias_, [&](int i, float bias) { sum[i] += bias; });
     if (out.activation == Activation::kGelu) {
 #pragma unroll
       for (float& x : sum) x = gelu(x);
@@ -143,8 +140,8 @@ class LinearEpilogue {
 
   /// f(i, value) for each sum i and its column's value, of which lanes have kBiases each: they pass through the staging
   /// memory.
-  template <class F, int kSize>
-  __device__ void spread(const float (&mine)[kBiases], const F& f, const float (&)[kSize]) const {
+  template <class F>
+  __device__ void spread(const float (&mine)[kBiases], const F& f) const {
     auto* values = reinterpret_cast<float*>(staging_);
     __syncwarp();  // what was staged before has been read
 #pragma unroll
@@ -153,7 +150,7 @@ class LinearEpilogue {
     }
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kSize / 4; ++j) {
+    for (int j = 0; j < kColumns / 8; ++j) {
       const float2 value = *reinterpret_cast<const float2*>(values + 8 * j + lane_ % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
