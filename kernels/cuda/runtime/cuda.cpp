@@ -102,17 +102,6 @@ int current_device() {
   return device;
 }
 
-int attribute(cudaDeviceAttr which, int device) {
-  int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-int compute_capability_of(int device) {
-  return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
-         attribute(cudaDevAttrComputeCapabilityMinor, device);
-}
-
 }  // namespace
 
 const std::error_category& cuda_category() {
@@ -171,14 +160,9 @@ std::string cuda_unusable_reason(int device) {
   cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (code == cudaSuccess) code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (code != cudaSuccess) return failed(code, "cudaDeviceGetAttribute");
-  if (10 * major + minor < kLeastComputeCapability) {
-    return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-           ", expected 8.0 or newer";
-  }
-  if (!has_code_for(MMREC_CUDA_CODE, 10 * major + minor)) {
-    return "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-           ", this build has code for " MMREC_CUDA_CODE;
-  }
+  const std::string found = "the device has compute capability " + std::to_string(major) + "." + std::to_string(minor);
+  if (10 * major + minor < kLeastComputeCapability) return found + ", expected 8.0 or newer";
+  if (!has_code_for(MMREC_CUDA_CODE, 10 * major + minor)) return found + ", this build has code for " MMREC_CUDA_CODE;
   return {};
 }
 
@@ -240,12 +224,12 @@ Cuda::Cuda(int device) : Cuda(device, Streams(device)) {}
 
 Cuda::Cuda(int device, CUstream_st* stream) : Cuda(device, Streams(device, stream)) {}
 
-Cuda::Cuda(int device, Streams streams)
-    : device_(device), compute_capability_(compute_capability_of(device)), streams_(std::move(streams)) {
+Cuda::Cuda(int device, Streams streams) : device_(device), streams_(std::move(streams)) {
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   name_ = properties.name;
   processors_ = properties.multiProcessorCount;
+  compute_capability_ = 10 * properties.major + properties.minor;
   l2_bytes_ = static_cast<std::size_t>(properties.l2CacheSize);
   shared_memory_per_block_ = properties.sharedMemPerBlockOptin;
   shared_memory_per_processor_ = properties.sharedMemPerMultiprocessor;
