@@ -118,6 +118,19 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+// --- What lanes have side by side, rounded to 16 bits.
+
+/// The lane's value and the next lane's, rounded to A.
+template <class A>
+__device__ __forceinline__ std::uint32_t round_pair(float x) {
+  return ptx::to_pair<A>(x, __shfl_down_sync(0xffffffffU, x, 1));
+}
+/// The values of lanes first .. first + 7, of their pairs.
+__device__ __forceinline__ uint4 piece_of_lanes(std::uint32_t pair, int first) {
+  const auto of_lane = [&](int lane) { return __shfl_sync(0xffffffffU, pair, first + lane); };
+  return {of_lane(0), of_lane(2), of_lane(4), of_lane(6)};
+}
+
 // --- Vectors that the blocks of one kernel hand to each other through global memory.
 //
 // Before the kernel, or a phase of it that others wait out, every element is all ones; then it is written once. So an

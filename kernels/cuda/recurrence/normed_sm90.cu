@@ -248,18 +248,14 @@ class ClusterRecurrence {
 
   /// Sends the warp's 32 channels of its column, 8 at a time, and their squares to all blocks.
   __device__ void send(int buffer, float value, float square) const {
-    const std::uint32_t pair = ptx::to_pair<A>(value, __shfl_down_sync(0xffffffffU, value, 1));
+    const std::uint32_t pair = round_pair<A>(value);
     const ptx::ClusterPlace there = ptx::place_in_cluster(shared_, static_cast<unsigned>(lane_ % kBlocks));
     const ptx::ClusterPlace arrival = there + (Place::kBarriersAt + buffer * 8);
     const int half = warp_ % 2 * 32;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int first = (lane_ / kBlocks * 2 + i) * 8;
-      uint4 words;
-      words.x = __shfl_sync(0xffffffffU, pair, first);
-      words.y = __shfl_sync(0xffffffffU, pair, first + 2);
-      words.z = __shfl_sync(0xffffffffU, pair, first + 4);
-      words.w = __shfl_sync(0xffffffffU, pair, first + 6);
+      const uint4 words = piece_of_lanes(pair, first);
       if (half + first >= Place::kChannels) continue;
       const int channel = rank_ * Place::kChannels + half + first;
       const int at = buffer * Place::kVectorBytes + column_ * Place::kRowBytes + channel * 2;

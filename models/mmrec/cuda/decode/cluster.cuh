@@ -395,7 +395,7 @@ class ClusterBlock {
     barrier();
     if (cluster_.has_unit({head, width})) {
       const float value = Attention::join(rows, cluster_.unit_row());
-      const uint4 attended = Through::piece(Through::round_pair(value), 0);
+      const uint4 attended = piece_of_lanes(round_pair<A>(value), 0);
       const int place = cluster_.place_of(Point::kAttended, head + c_.warp * kUnit);
       if (cluster_.sends_first()) cluster_.send(Point::kAttended, place, attended);
     }

@@ -106,22 +106,6 @@ class ThroughCluster {
   /// Lanes 0 to 15 send a piece; lanes 16 to 31 another one, or what belongs to it.
   __device__ __forceinline__ bool sends_first() const { return c_.lane < kClusterBlocks; }
 
-  // --- Pieces --------------------------------------------------------------------------------------------------------
-
-  /// The lane's value and the next lane's, rounded to A.
-  __device__ __forceinline__ static std::uint32_t round_pair(float x) {
-    return ptx::to_pair<A>(x, __shfl_down_sync(0xffffffffU, x, 1));
-  }
-  /// The values of lanes first .. first + 7 side by side.
-  __device__ __forceinline__ static uint4 piece(std::uint32_t pair, int first) {
-    uint4 words;
-    words.x = __shfl_sync(0xffffffffU, pair, first);
-    words.y = __shfl_sync(0xffffffffU, pair, first + 2);
-    words.z = __shfl_sync(0xffffffffU, pair, first + 4);
-    words.w = __shfl_sync(0xffffffffU, pair, first + 6);
-    return words;
-  }
-
   // --- Vectors to be normalised --------------------------------------------------------------------------------------
 
   /// The norm's weights of the warp's unit.
@@ -243,7 +227,7 @@ class ThroughCluster {
   template <Point kPoint>
   __device__ __forceinline__ void send(const Output& out, float y) const {
     constexpr bool kTwo = kPoint == Point::kHidden;
-    const uint4 values = piece(round_pair(y), kTwo && !sends_first() ? 8 : 0);
+    const uint4 values = piece_of_lanes(round_pair<A>(y), kTwo && !sends_first() ? 8 : 0);
     if constexpr (kPoint == Point::kQuery) {
       if (c_.lane == 0) send(query_block_, kPoint, out.place, values);
     } else if (sends_first() || (kTwo && c_.networks() == 2)) {
