@@ -221,22 +221,16 @@ __device__ inline void multiply(const ProductShape& s, int panel, int panel_inpu
 }
 
 /// visit<stage>() for a stage that is known at run time.
-template <class Visit, int... kNumbers>
-__device__ __forceinline__ void at_stage(Stage stage, Visit visit, std::integer_sequence<int, kNumbers...>) {
+template <class Visit>
+__device__ __forceinline__ void at_stage(Stage stage, Visit visit) {
   const auto at = [&]<Stage kStage>() {
     if (stage == kStage) visit.template operator()<kStage>();
     return stage == kStage;
   };
-  (at.template operator()<static_cast<Stage>(kNumbers)>() || ...);
-}
-template <class Visit>
-__device__ __forceinline__ void at_stage(Stage stage, Visit visit) {
-  at_stage(stage, visit, std::make_integer_sequence<int, kCountOf<Stage>>());
-}
-__device__ __forceinline__ StageInfo stage_info_at(Stage stage) {
-  StageInfo info = {};
-  at_stage(stage, [&]<Stage kStage>() { info = stage_info(kStage); });
-  return info;
+  [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
+    (at.template operator()<static_cast<Stage>(kNumbers)>() || ...);
+  }
+  (std::make_integer_sequence<int, kCountOf<Stage>>());
 }
 
 /// kCompact: of compact matrices.
@@ -286,7 +280,8 @@ class BatchBlock {
 
   /// In passes over panels of the operand, or over rows as many as the sums have room for.
   __device__ void run_stage(int layer, Stage stage) {
-    const StageInfo info = stage_info_at(stage);
+    StageInfo info = {};
+    at_stage(stage, [&]<Stage kStage>() { info = stage_info(kStage); });
     const bool by_rows = info.has_passes();
     const int all_rows = by_rows ? c_.owned(info.owned).count : 0;
     const ProductShape& shape = c_.p.plan.products[info.first];

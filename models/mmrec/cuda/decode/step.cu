@@ -309,14 +309,10 @@ void decode_steps(Cuda& cuda, const DecodeStep<Device, A>& first, const DecodeSt
   launch_steps<A, 2>(cuda, {{{.op = first, .plan = choice.plan}, {.op = second, .plan = choice.plan}}}, choice);
 }
 
-template DecodeAlgo decode_algo<float>(const Cuda&, const DecodeShape&);
-template DecodeAlgo decode_algo<BFloat16>(const Cuda&, const DecodeShape&);
-template DecodeAlgo decode_algo<Float16>(const Cuda&, const DecodeShape&);
-template void decode_step(Cuda&, const DecodeStep<Device, float>&);
-template void decode_step(Cuda&, const DecodeStep<Device, BFloat16>&);
-template void decode_step(Cuda&, const DecodeStep<Device, Float16>&);
-template void decode_steps(Cuda&, const DecodeStep<Device, float>&, const DecodeStep<Device, float>&);
-template void decode_steps(Cuda&, const DecodeStep<Device, BFloat16>&, const DecodeStep<Device, BFloat16>&);
-template void decode_steps(Cuda&, const DecodeStep<Device, Float16>&, const DecodeStep<Device, Float16>&);
+#define MMREC_INSTANTIATE(A)                                           \
+  template DecodeAlgo decode_algo<A>(const Cuda&, const DecodeShape&); \
+  template void decode_step(Cuda&, const DecodeStep<Device, A>&);      \
+  template void decode_steps(Cuda&, const DecodeStep<Device, A>&, const DecodeStep<Device, A>&);
+MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 
 }  // namespace mmrec::kernels
