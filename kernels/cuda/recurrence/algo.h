@@ -63,10 +63,8 @@ struct GatedRuns {
 /// finite and its change at most `tolerance` times that. Settled are the window's times before the first that is not at
 /// rest; and at least one time more than before, because the first unsettled time has seen a settled state. Of packed
 /// runs each settles for itself in runs.settled; *settled and *report then receive a word in which bit i says that
-/// something moves in times [i, i + 1) * kGatedSweepStep of the window.
+/// something moves in times [i, i + 1) * kGatedSweepStep of the window. The sweep's maxima are left 0 for the next.
 struct GatedCheck {
-  float* change = nullptr;     // [times], of the sweep, raised from `first` on; left 0 for the next
-  float* magnitude = nullptr;  // same
   int first = 0;
   int times = 0;
   float tolerance = 0.0F;

@@ -289,9 +289,7 @@ class Window {
   }
 
   GatedCheck check(std::int64_t first, int index) const {
-    return {.change = change_,
-            .magnitude = magnitude_,
-            .first = static_cast<int>(first),
+    return {.first = static_cast<int>(first),
             .times = static_cast<int>(times_),
             .tolerance = op_.tolerance,
             .begins = index == 0 || !one_kernel_,

@@ -56,8 +56,6 @@ class GatedSweepSm90 : public Sm90Test {
                                    .magnitude = magnitude.data()};
     const SweepAlgo chosen = choose_sweep(on(), op);
     EXPECT_NE(chosen, SweepAlgo::kProductAndScan);
-    check.change = op.change;
-    check.magnitude = op.magnitude;
     check.times = static_cast<int>(time);
     gated_sweep_sm90(on(), op, algo.value_or(chosen), check, settled);
     return {state.states(), download(on(), next), download(on(), change), download(on(), magnitude),
