@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -57,10 +58,10 @@ std::uint32_t offset_in(const Block& block, const void* data, std::size_t bytes,
 
 /// The box in the order of its elements, 16 bytes at a time; what is outside of the tensor is zero.
 void copy_box(const TensorMapFields& map, const int (&coordinates)[3], std::byte* window, std::uint32_t to) {
-  const int piece = 16 / map.element_bytes;
+  constexpr int kPiece = 16 / TensorMapFields::kElementBytes;
   for (int z = 0; z < map.box[2]; ++z) {
     for (int y = 0; y < map.box[1]; ++y) {
-      for (int x = 0; x < map.box[0]; x += piece, to += 16) {
+      for (int x = 0; x < map.box[0]; x += kPiece, to += 16) {
         const std::int64_t column = std::int64_t{coordinates[0]} + x;
         const std::int64_t row = std::int64_t{coordinates[1]} + y;
         const std::int64_t depth = std::int64_t{coordinates[2]} + z;
@@ -68,13 +69,13 @@ void copy_box(const TensorMapFields& map, const int (&coordinates)[3], std::byte
         std::memset(window + place, 0, 16);
         if (row < 0 || row >= map.sizes[1] || depth < 0 || depth >= map.sizes[2]) continue;
         const std::int64_t first = std::max<std::int64_t>(column, 0);
-        const std::int64_t last = std::min<std::int64_t>(column + piece, map.sizes[0]);
+        const std::int64_t last = std::min<std::int64_t>(column + kPiece, map.sizes[0]);
         if (first >= last) continue;
         const std::byte* from = map.data + static_cast<std::uint64_t>(row) * map.stride_bytes[0] +
                                 static_cast<std::uint64_t>(depth) * map.stride_bytes[1] +
-                                static_cast<std::uint64_t>(first) * map.element_bytes;
-        std::memcpy(window + place + (first - column) * map.element_bytes, from,
-                    static_cast<std::size_t>(last - first) * map.element_bytes);
+                                static_cast<std::uint64_t>(first) * map.kElementBytes;
+        std::memcpy(window + place + (first - column) * map.kElementBytes, from,
+                    static_cast<std::size_t>(last - first) * map.kElementBytes);
       }
     }
   }
@@ -149,8 +150,7 @@ void load_box(Block& block, void* to, const void* map, std::uint64_t* barrier, c
   TensorMapFields fields;
   std::memcpy(&fields, map, sizeof fields);
   if (fields.magic != TensorMapFields::kMagic) fail("load_box: not a tensor map");
-  if (fields.rank != 3) fail("load_box: 3 coordinates for a tensor of rank %d", fields.rank);
-  const std::size_t bytes = std::size_t{fields.box[0]} * fields.box[1] * fields.box[2] * fields.element_bytes;
+  const std::size_t bytes = std::size_t{fields.box[0]} * fields.box[1] * fields.box[2] * fields.kElementBytes;
   const std::uint32_t offset = offset_in(block, to, bytes, "load_box");
   if (offset % (128U * fields.swizzle) != 0) fail("load_box: offset %u is not aligned", offset);
   offset_in(block, barrier, 8, "load_box: barrier");
@@ -160,7 +160,7 @@ void load_box(Block& block, void* to, const void* map, std::uint64_t* barrier, c
 
 }  // namespace mmrec::cuda_emulation
 
-// The limits are those of the real one.
+// The limits are those of the real one, and the type and the rank those of our maps.
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                 const cuuint64_t* sizes, const cuuint64_t* stride_bytes, const cuuint32_t* box,
                                 const cuuint32_t* element_strides, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
@@ -168,11 +168,9 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   mmrec::cuda_emulation::TensorMapFields fields;
   fields.magic = fields.kMagic;
   fields.data = static_cast<const std::byte*>(data);
-  fields.rank = static_cast<std::uint8_t>(rank);
-  fields.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   fields.swizzle = static_cast<std::uint8_t>(1U << swizzle);
-  bool valid = rank >= 1 && rank <= 5 && data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
-               reinterpret_cast<std::uintptr_t>(map) % 64 == 0;
+  bool valid = type == CU_TENSOR_MAP_DATA_TYPE_UINT16 && rank == std::size(fields.sizes) && data != nullptr &&
+               reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && reinterpret_cast<std::uintptr_t>(map) % 64 == 0;
   for (cuuint32_t i = 0; valid && i < rank; ++i) {
     valid = sizes[i] >= 1 && sizes[i] <= cuuint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256 && element_strides[i] == 1;
     fields.sizes[i] = static_cast<std::uint32_t>(sizes[i]);
@@ -183,7 +181,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
     fields.stride_bytes[i] = stride_bytes[i];
   }
   if (!valid) return CUDA_ERROR_INVALID_VALUE;
-  const cuuint32_t row_bytes = box[0] * fields.element_bytes;
+  const cuuint32_t row_bytes = box[0] * fields.kElementBytes;
   if (row_bytes % 16 != 0 || (fields.swizzle != 1 && row_bytes > 16 * fields.swizzle)) return CUDA_ERROR_INVALID_VALUE;
   std::memcpy(map, &fields, sizeof fields);
   return CUDA_SUCCESS;

@@ -26,16 +26,16 @@ void* at_block(Block& block, const void* data);
 /// Writes `bytes` (8 or 16), which are copied now, to `to` in `block`, reporting to `barrier` there.
 void store_async(Block& block, void* to, const void* from, unsigned bytes, void* barrier);
 
-/// What the emulated cuTensorMapEncodeTiled writes into a tensor map of 128 bytes.
+/// What the emulated cuTensorMapEncodeTiled writes into a tensor map of 128 bytes: of three dimensions of 16-bit elements,
+/// as kernels/cuda/runtime/tensor_map.h makes them.
 struct TensorMapFields {
   static constexpr std::uint64_t kMagic = 0x70616d726f736e74;
+  static constexpr int kElementBytes = 2;
   std::uint64_t magic = 0;
   const std::byte* data = nullptr;
-  std::uint64_t stride_bytes[4] = {};  // of dimensions 1, 2, ...
-  std::uint32_t sizes[5] = {};
-  std::uint16_t box[5] = {};
-  std::uint8_t rank = 0;
-  std::uint8_t element_bytes = 0;
+  std::uint64_t stride_bytes[2] = {};  // of dimensions 1 and 2
+  std::uint32_t sizes[3] = {};
+  std::uint16_t box[3] = {};
   std::uint8_t swizzle = 1;  // pieces of 16 bytes among which it moves one: 8, 4, 2, or 1 for none
 };
 static_assert(sizeof(TensorMapFields) <= 128);

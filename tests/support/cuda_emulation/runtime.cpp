@@ -234,19 +234,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= devices()) return set_error(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated device");
-  properties->totalGlobalMem = device_bytes();
-  properties->sharedMemPerBlock = kDefaultShared;
   properties->sharedMemPerBlockOptin = kLargestShared;
   properties->sharedMemPerMultiprocessor = kLargestShared + 1024;
-  properties->regsPerBlock = 65536;
-  properties->warpSize = 32;
-  properties->maxThreadsPerBlock = 1024;
-  properties->maxThreadsPerMultiProcessor = 2048;
   properties->multiProcessorCount = processors();
   properties->major = compute_capability() / 10;
   properties->minor = compute_capability() % 10;
   properties->l2CacheSize = 4 << 20;
-  properties->cooperativeLaunch = 1;
   return cudaSuccess;
 }
 

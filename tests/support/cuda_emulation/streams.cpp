@@ -129,14 +129,6 @@ cudaError_t destroy(Object* object) {
   return lasting_fault();
 }
 
-cudaError_t create(cudaStream_t* stream, unsigned flags) {
-  if (const cudaError_t code = make(stream, CUstream_st{}); code != cudaSuccess) return code;
-  (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
-  const std::lock_guard lock(queues_mutex);
-  queues().push_back((*stream)->queue);
-  return cudaSuccess;
-}
-
 /// The origin has waited for so many of the stream's operations, and so for what these have waited for.
 void join(CUstream_st& stream, std::size_t captured) {
   if (captured <= stream.joined) return;
@@ -157,8 +149,13 @@ cudaError_t refuse(Capture& capture) {
 
 using namespace mmrec::cuda_emulation;
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return create(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return create(stream, flags); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  if (const cudaError_t code = make(stream, CUstream_st{}); code != cudaSuccess) return code;
+  (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
+  const std::lock_guard lock(queues_mutex);
+  queues().push_back((*stream)->queue);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   finish(stream);
   const std::lock_guard lock(queues_mutex);

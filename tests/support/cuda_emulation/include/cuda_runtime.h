@@ -11,16 +11,13 @@
 
 #define CUDART_VERSION 13000
 
-/// Every error code and its number.
+/// The error codes that kernels/cuda, the emulation and their tests know, and their numbers.
 #define MMREC_CUDA_ERRORS(X)                 \
   X(cudaSuccess, 0)                          \
   X(cudaErrorInvalidValue, 1)                \
   X(cudaErrorMemoryAllocation, 2)            \
   X(cudaErrorInvalidConfiguration, 9)        \
-  X(cudaErrorInsufficientDriver, 35)         \
-  X(cudaErrorNoDevice, 100)                  \
   X(cudaErrorInvalidDevice, 101)             \
-  X(cudaErrorNoKernelImageForDevice, 209)    \
   X(cudaErrorECCUncorrectable, 214)          \
   X(cudaErrorNvlinkUncorrectable, 220)       \
   X(cudaErrorSymbolNotFound, 500)            \
@@ -49,19 +46,12 @@ cudaError_t cudaGetLastError();
 // --- Devices ---------------------------------------------------------------------------------------------------------
 struct cudaDeviceProp {
   char name[256];
-  std::size_t totalGlobalMem;
-  std::size_t sharedMemPerBlock;
   std::size_t sharedMemPerBlockOptin;
   std::size_t sharedMemPerMultiprocessor;
-  int regsPerBlock;
-  int warpSize;
-  int maxThreadsPerBlock;
-  int maxThreadsPerMultiProcessor;
   int multiProcessorCount;
   int major;
   int minor;
   int l2CacheSize;
-  int cooperativeLaunch;
 };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76 };
 cudaError_t cudaGetDeviceCount(int* count);
@@ -77,10 +67,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 // --- Streams and events ----------------------------------------------------------------------------------------------
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
-enum : unsigned { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum : unsigned { cudaStreamNonBlocking = 1 };
 enum : unsigned { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum : unsigned { cudaEventWaitDefault = 0, cudaEventRecordDefault = 0 };
-cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

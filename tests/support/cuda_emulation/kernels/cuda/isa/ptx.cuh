@@ -150,15 +150,10 @@ inline void cluster_sync() { emulation::meet_cluster("cluster_sync"); }
 inline void cluster_sync_memory() { emulation::meet_cluster("cluster_sync_memory"); }
 inline void cluster_arrive() {}
 inline void cluster_wait() { emulation::meet_cluster("cluster_wait"); }
-inline float4 load_from_cluster(const float4* at, unsigned rank) {
-  return detail::load<float4>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
-}
-inline std::uint32_t load_from_cluster(const std::uint32_t* at, unsigned rank) {
-  return detail::load<std::uint32_t>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
-}
-inline unsigned long long load_from_cluster(const unsigned long long* at, unsigned rank) {
-  return detail::load<unsigned long long>(emulation::at_block(emulation::block_of_cluster(rank), at),
-                                          "load_from_cluster");
+template <class T>
+requires std::is_same_v<T, float4> || std::is_same_v<T, std::uint32_t> || std::is_same_v<T, unsigned long long>
+inline T load_from_cluster(const T* at, unsigned rank) {
+  return detail::load<T>(emulation::at_block(emulation::block_of_cluster(rank), at), "load_from_cluster");
 }
 
 struct ClusterPlace {
