@@ -26,8 +26,8 @@ void* at_block(Block& block, const void* data);
 /// Writes `bytes` (8 or 16), which are copied now, to `to` in `block`, reporting to `barrier` there.
 void store_async(Block& block, void* to, const void* from, unsigned bytes, void* barrier);
 
-/// What the emulated cuTensorMapEncodeTiled writes into a tensor map of 128 bytes: of three dimensions of 16-bit elements,
-/// as kernels/cuda/runtime/tensor_map.h makes them.
+/// What the emulated cuTensorMapEncodeTiled writes into a tensor map of 128 bytes: of three dimensions of 16-bit
+/// elements, as kernels/cuda/runtime/tensor_map.h makes them.
 struct TensorMapFields {
   static constexpr std::uint64_t kMagic = 0x70616d726f736e74;
   static constexpr int kElementBytes = 2;

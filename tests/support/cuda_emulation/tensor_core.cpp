@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "sanitizer.h"
@@ -38,31 +39,17 @@ Rows read_rows(const Block& block, std::uint64_t descriptor, int first, int coun
   return rows;
 }
 
-template <class T, std::size_t kSize>
-MMREC_NOT_INSTRUMENTED void widen(const std::uint16_t* bits, std::array<double, kSize>& wide) {
-  for (std::size_t i = 0; i < kSize; ++i) wide[i] = static_cast<double>(kernels::to_float(T{bits[i]}));
-}
-
-/// What each step through an instruction's k takes of 16 bits: a number, or of two Float8 first the one and then the
-/// other.
+/// Steps through an instruction's k, each of which takes of 16 bits a number, or of two Float8 first the one and then
+/// the other.
 template <class T>
-struct Steps {
-  static constexpr int kCount = 1;
-  template <std::size_t kSize>
-  static void widen(int /*step*/, const std::uint16_t* bits, std::array<double, kSize>& wide) {
-    cuda_emulation::widen<T>(bits, wide);
+constexpr int kSteps = std::is_same_v<T, kernels::Float8> ? 2 : 1;
+template <class T, std::size_t kSize>
+MMREC_NOT_INSTRUMENTED void widen(int step, const std::uint16_t* bits, std::array<double, kSize>& wide) {
+  using Bits = decltype(T::bits);
+  for (std::size_t i = 0; i < kSize; ++i) {
+    wide[i] = static_cast<double>(kernels::to_float(T{static_cast<Bits>(bits[i] >> 8 * step)}));
   }
-};
-template <>
-struct Steps<kernels::Float8> {
-  static constexpr int kCount = 2;
-  template <std::size_t kSize>
-  static void widen(int step, const std::uint16_t* bits, std::array<double, kSize>& wide) {
-    for (std::size_t i = 0; i < kSize; ++i) {
-      wide[i] = static_cast<double>(kernels::to_float(kernels::Float8{static_cast<std::uint8_t>(bits[i] >> 8 * step)}));
-    }
-  }
-};
+}
 
 /// Eight columns at a time.
 constexpr int kColumns = 8;
@@ -98,23 +85,30 @@ void multiply(const Left& a, const Right& b, bool add, const Values& values) {
   }
 }
 
-void require_whole_warp(const void* const* lanes, const char* what) {
-  for (int lane = 0; lane < 32; ++lane) {
-    if (lanes[lane] == nullptr) fail("%s: lane %d has exited", what, lane);
-  }
+/// What one lane brings to a product of its warp.
+template <class Number>
+struct WarpOperand {
+  Number* d;
+  const std::uint32_t* a;
+  const std::uint32_t* b;
+};
+
+/// meet_lanes() of a warp that is whole.
+template <class Operand, class Action>
+void meet_warp(const char* what, Operand mine, Action action) {
+  meet_lanes(0xffffffffU, what, mine, [&](Operand* const* lanes) {
+    for (int lane = 0; lane < 32; ++lane) {
+      if (lanes[lane] == nullptr) fail("%s: lane %d has exited", what, lane);
+    }
+    action(lanes);
+  });
 }
 
 }  // namespace
 
 template <class T>
 void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  struct Operand {
-    float* d;
-    const std::uint32_t* a;
-    const std::uint32_t* b;
-  } mine{d, a, b};
-  meet_lanes(0xffffffffU, "mma_m16n8k16", mine, [](Operand* const* lanes) {
-    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "mma_m16n8k16");
+  meet_warp("mma_m16n8k16", WarpOperand<float>{d, a, b}, [](WarpOperand<float>* const* lanes) {
     std::array<std::uint16_t, 16 * kDepth> rows;
     std::array<std::uint16_t, kDepth * kColumns> columns;
     for (int lane = 0; lane < 32; ++lane) {
@@ -129,20 +123,14 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
     }
     Left wide_a;
     Right wide_b;
-    widen<T>(rows.data(), wide_a);
-    widen<T>(columns.data(), wide_b);
+    widen<T>(0, rows.data(), wide_a);
+    widen<T>(0, columns.data(), wide_b);
     multiply(wide_a, wide_b, true, [&](int lane) { return lanes[lane]->d; });
   });
 }
 
 void mma_m16n8k32(int (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  struct Operand {
-    int* d;
-    const std::uint32_t* a;
-    const std::uint32_t* b;
-  } mine{d, a, b};
-  meet_lanes(0xffffffffU, "mma_m16n8k32", mine, [](Operand* const* lanes) {
-    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "mma_m16n8k32");
+  meet_warp("mma_m16n8k32", WarpOperand<int>{d, a, b}, [](WarpOperand<int>* const* lanes) {
     constexpr int kBytes = 2 * kDepth;
     std::array<std::int8_t, 16 * kBytes> rows;
     std::array<std::int8_t, 8 * kBytes> columns;
@@ -168,9 +156,8 @@ template <class T>
 void wgmma(WarpgroupProduct product) {
   Thread& self = this_thread();
   if (!self.products_fenced) fail("wgmma: no wgmma_fence before the first product");
-  meet_lanes(0xffffffffU, "wgmma", product, [&](WarpgroupProduct* const* lanes) {
+  meet_warp("wgmma", product, [&](WarpgroupProduct* const* lanes) {
     const Block& block = *self.block;
-    require_whole_warp(reinterpret_cast<const void* const*>(lanes), "wgmma");
     for (int lane = 0; lane < 32; ++lane) {
       const WarpgroupProduct& other = *lanes[lane];
       if (other.a != product.a || (other.a_registers == nullptr) != (product.a_registers == nullptr) ||
@@ -193,9 +180,8 @@ void wgmma(WarpgroupProduct product) {
       }
     }
     Rows b = read_rows(block, product.b, 0, product.columns);
-    std::array<Left, Steps<T>::kCount> wide_a;
-    for (int step = 0; step < Steps<T>::kCount; ++step)
-      Steps<T>::widen(step, a.data(), wide_a[static_cast<std::size_t>(step)]);
+    std::array<Left, kSteps<T>> wide_a;
+    for (int step = 0; step < kSteps<T>; ++step) widen<T>(step, a.data(), wide_a[static_cast<std::size_t>(step)]);
     for (int column = 0; column < product.columns; column += kColumns) {
       std::array<std::uint16_t, kDepth * kColumns> columns;
       for (std::size_t k = 0; k < kDepth; ++k) {
@@ -203,9 +189,9 @@ void wgmma(WarpgroupProduct product) {
           columns[k * kColumns + j] = b[(static_cast<std::size_t>(column) + j) * kDepth + k];
         }
       }
-      for (int step = 0; step < Steps<T>::kCount; ++step) {
+      for (int step = 0; step < kSteps<T>; ++step) {
         Right wide_b;
-        Steps<T>::widen(step, columns.data(), wide_b);
+        widen<T>(step, columns.data(), wide_b);
         multiply(wide_a[static_cast<std::size_t>(step)], wide_b, product.add || step != 0,
                  [&](int lane) { return lanes[lane]->sum + column / 2; });
       }
