@@ -15,6 +15,8 @@ struct RunsModel {
   bool dpg = false;
   PrefillMode prefill = PrefillMode::kAuto;
   const char* architecture = "mmrec";
+  VariantOptions variant = {};
+  bool scores = true;  // mmrec-jax scores token by token what is else one call
 };
 std::ostream& operator<<(std::ostream& os, const RunsModel& model) { return os << model.name; }
 
@@ -27,7 +29,7 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
     config.memory_slots = model.slots;
     config.carry_state = model.carry;
     config.use_dpg = model.dpg;
-    executor_ = load_small_model(model.architecture, config, kernels::DType::kBF16)->on_cpu();
+    executor_ = load_small_model(model.architecture, config, kernels::DType::kBF16, model.variant)->on_cpu();
   }
 
   /// A run, what comes before it, and what it comes to.
@@ -67,12 +69,14 @@ class RunsTest : public testing::TestWithParam<RunsModel> {
       runs.push_back({slot, std::ssize(s.before), std::ssize(tokens), std::ssize(s.tokens)});
       tokens.insert(tokens.end(), s.tokens.begin(), s.tokens.end());
     }
-    std::vector<float> logprobs(tokens.size());
+    std::vector<float> logprobs(GetParam().scores ? tokens.size() : 0);
     executor_->run({.tokens = tokens, .runs = runs, .logprobs = logprobs}, options);
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       Sequence& s = sequences[i];
-      const auto first = logprobs.begin() + runs[i].first_row;
-      s.logprobs.assign(first, first + runs[i].rows);
+      if (GetParam().scores) {
+        const auto first = logprobs.begin() + runs[i].first_row;
+        s.logprobs.assign(first, first + runs[i].rows);
+      }
       s.logits = logits_of(*executor_, runs[i].slot);
       s.state = executor_->save(runs[i].slot, 1, runs[i].position + runs[i].rows);
     }
@@ -121,6 +125,7 @@ TEST_P(RunsTest, WholeTiles) { expect_runs_as_alone({{0, 256}, {0, 128}, {0, 384
 
 // A document in pieces: what is scored, and the state afterwards, are those of one call.
 TEST_P(RunsTest, PiecesGoOnAsOneRun) {
+  if (!GetParam().scores) GTEST_SKIP() << "a call is what it is";
   Sequence whole = random_sequences({{0, 1500}}).front();
   run({&whole, 1}, 2);
   std::mt19937 rng(3);
@@ -148,18 +153,19 @@ TEST_P(RunsTest, PiecesGoOnAsOneRun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RunsTest,
-                         testing::Values(RunsModel{.name = "segments", .segment = 24},
-                                         RunsModel{.name = "one_slot", .segment = 24, .slots = 1},
-                                         RunsModel{.name = "restarts", .segment = 24, .carry = false},
-                                         RunsModel{.name = "dpg", .segment = 50, .dpg = true},
-                                         RunsModel{.name = "tiles", .segment = 256},
-                                         RunsModel{.name = "sweeps", .segment = 24, .prefill = PrefillMode::kSweeps},
-                                         RunsModel{.name = "two_stacks", .architecture = "mmrec100m"},
-                                         RunsModel{.name = "two_stacks_by_sweeps",
-                                                   .prefill = PrefillMode::kSweeps,
-                                                   .architecture = "mmrec100m"}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, RunsTest,
+    testing::Values(
+        RunsModel{.name = "segments", .segment = 24}, RunsModel{.name = "one_slot", .segment = 24, .slots = 1},
+        RunsModel{.name = "restarts", .segment = 24, .carry = false},
+        RunsModel{.name = "dpg", .segment = 50, .dpg = true}, RunsModel{.name = "tiles", .segment = 256},
+        RunsModel{.name = "sweeps", .segment = 24, .prefill = PrefillMode::kSweeps},
+        RunsModel{.name = "two_stacks", .architecture = "mmrec100m"},
+        RunsModel{.name = "two_stacks_by_sweeps", .prefill = PrefillMode::kSweeps, .architecture = "mmrec100m"},
+        RunsModel{.name = "jax", .architecture = "mmrec-jax", .scores = false},
+        RunsModel{
+            .name = "jax_without_bank", .architecture = "mmrec-jax", .variant = {.bank = false}, .scores = false}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace mmrec::models

@@ -34,10 +34,10 @@ inline void write_small_model(const std::filesystem::path& folder, std::string_v
 }
 
 inline std::unique_ptr<LoadedModel> load_small_model(std::string_view architecture, const Config& config,
-                                                     kernels::DType dtype) {
+                                                     kernels::DType dtype, const VariantOptions& variant = {}) {
   const test::TempFolder folder;
   write_small_model(folder.path(), architecture, config, dtype);
-  return load_model(folder.path(), {}, {});
+  return load_model(folder.path(), variant, {});
 }
 
 inline std::vector<float> logits_of(Executor& executor, Slot slot) {
