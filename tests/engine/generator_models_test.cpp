@@ -1,7 +1,5 @@
 // Many requests of a real model on the CPU: each gets the bits that it gets alone, whoever joins, leaves and is
 // cancelled, and whatever pieces its prompt is cut into. And requests without end take no more memory.
-#include <unistd.h>
-
 #include "mmrec/generator.h"
 #include "tests/engine/generator_queue.h"
 #include "tests/engine/sessions.h"
@@ -55,13 +53,6 @@ TEST(GeneratorOfAModel, EachRequestHasTheBitsThatItHasAlone) {
       expect_same(results[i], expected, "slots " + std::to_string(slots) + ", request " + std::to_string(i));
     }
   }
-}
-
-long resident_kilobytes() {
-  long pages = 0;
-  std::ifstream status("/proc/self/statm");
-  status >> pages >> pages;
-  return pages * (::sysconf(_SC_PAGESIZE) / 1024);
 }
 
 /// MMREC_SOAK_REQUESTS sets their number.

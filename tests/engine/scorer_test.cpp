@@ -7,13 +7,10 @@
 namespace mmrec::test {
 namespace {
 
-std::vector<std::vector<int>> random_documents(const std::vector<std::size_t>& lengths, unsigned seed = 1) {
-  std::mt19937 rng(seed);
-  std::vector<std::vector<int>> documents;
-  for (const std::size_t n : lengths) {
-    std::vector<int>& d = documents.emplace_back(n);
-    for (int& t : d) t = static_cast<int>(rng() % 11);
-  }
+Documents random_documents(const std::vector<std::size_t>& lengths) {
+  std::mt19937 rng(1);
+  Documents documents;
+  for (const std::size_t n : lengths) documents.push_back(random_tokens(11, n, rng));
   return documents;
 }
 

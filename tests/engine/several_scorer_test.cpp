@@ -4,21 +4,18 @@
 
 #include <stop_token>
 
-#include "mmrec/scorer.h"
+#include "tests/engine/sessions.h"
 #include "tests/engine/toy_executor.h"
 #include "tests/support/refusal.h"
 
 namespace mmrec::test {
 namespace {
 
-using Documents = std::vector<std::vector<int>>;
-
 /// Short ones that make several blocks, some without a token to score.
 Documents random_documents(std::mt19937& rng, std::size_t count) {
   Documents documents(count);
   for (auto& document : documents) {
-    document.resize(rng() % 9 == 0 ? rng() % 2 : rng() % (rng() % 50 == 0 ? 300 : 12));
-    for (int& token : document) token = static_cast<int>(rng() % 11);
+    document = random_tokens(11, rng() % 9 == 0 ? rng() % 2 : rng() % (rng() % 50 == 0 ? 300 : 12), rng);
   }
   return documents;
 }
@@ -89,16 +86,6 @@ Streamed stream(std::vector<Model> models, const Documents& documents, int batch
   });
   if (found.end.empty()) found.end = thrown;
   return found;
-}
-
-void expect_same(const DocumentScore& found, const DocumentScore& expected) {
-  EXPECT_EQ(found.logprobs, expected.logprobs);
-  EXPECT_EQ(found.nll, expected.nll);
-  EXPECT_EQ(found.complete, expected.complete);
-}
-void expect_begins(const std::vector<DocumentScore>& found, const std::vector<DocumentScore>& expected) {
-  ASSERT_LE(found.size(), expected.size());
-  for (std::size_t d = 0; d < found.size(); ++d) expect_same(found[d], expected[d]);
 }
 
 TEST(SeveralScorer, ScoresAndGroupsAreThoseOfOneDevice) {
@@ -197,17 +184,12 @@ TEST(SeveralScorer, AnotherThreadEndsACall) {
         while (tokens < until && !stop.stop_requested()) std::this_thread::sleep_for(std::chrono::microseconds(20));
         if (!stop.stop_requested()) is_cancelled = true;
       });
-      is_whole = scorer.score_stream(
-          [&](std::vector<int>& ids) {
-            if (given == documents.size()) return false;
-            ids = documents[given++];
-            return true;
-          },
-          [&](std::size_t document, std::vector<int>&, DocumentScore& score) {
-            EXPECT_EQ(document, found.size());
-            found.push_back(std::move(score));
-            return true;
-          });
+      is_whole = scorer.score_stream(stream_of(documents, given),
+                                     [&](std::size_t document, std::vector<int>&, DocumentScore& score) {
+                                       EXPECT_EQ(document, found.size());
+                                       found.push_back(std::move(score));
+                                       return true;
+                                     });
     }
     expect_begins(found, expected);
     EXPECT_TRUE(is_whole ? found.size() == documents.size() : is_cancelled.load());
@@ -306,8 +288,7 @@ TEST(SeveralScorer, PartsGiveTheScoresAndGroupsOfWholeDocuments) {
   std::mt19937 rng(2);
   Documents documents = random_documents(rng, 300);
   for (const auto& [at, tokens] : {std::pair<std::size_t, std::size_t>{0, 270'000}, {120, 1'100'000}, {121, 300'000}}) {
-    documents[at].resize(tokens);
-    for (int& token : documents[at]) token = static_cast<int>(rng() % 11);
+    documents[at] = random_tokens(11, tokens, rng);
   }
   const auto groups_of = [](const Devices& devices) {
     std::vector<std::vector<std::int64_t>> groups;

@@ -2,8 +2,6 @@
 // generates, cancels and is refused, and gets what it gets alone. Run under ThreadSanitizer too.
 // MMREC_SOAK_SECONDS=3600 goes on for so long and holds memory and descriptors to what they were after a tenth of it;
 // MMREC_SOAK_DEVICE=cuda: on a GPU, where rounds may be refused for want of memory that others hold.
-#include <unistd.h>
-
 #include <iostream>
 
 #include "mmrec/generator.h"
@@ -121,12 +119,7 @@ struct Held {
   long descriptors = 0;
 
   static Held now() {
-    Held held;
-    std::ifstream pages("/proc/self/statm");
-    pages >> held.kilobytes >> held.kilobytes;
-    held.kilobytes *= ::sysconf(_SC_PAGESIZE) / 1024;
-    held.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-    return held;
+    return {resident_kilobytes(), std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})};
   }
 };
 
