@@ -232,6 +232,51 @@ struct SweepResult {
   std::vector<A> rounded;
   SweepCounts counts;
 };
+/// A case with the states h in the backend's memory, and the loop of sweeps over it.
+template <class A>
+struct SweepsOn {
+  Backend& on;
+  SweepOptions options;
+  std::int64_t dim;
+  GatedOn<A> state;
+  Buffer<float> gate, change;
+
+  SweepsOn(Backend& backend, const GatedCase<A>& c, const std::vector<float>& h, const SweepOptions& o)
+      : on(backend),
+        options(o),
+        dim(c.size.dim),
+        state(on, c, h),
+        gate(unwritten<float>(on, static_cast<std::size_t>(o.window * 2 * dim))),
+        change(unwritten<float>(on, static_cast<std::size_t>(2 * o.window))) {}
+  GatedSweeps<Space, A> op() {
+    return {.in = state.inputs(),
+            .gate_weight = state.gate_weight(),
+            .gate_bias = state.gate_bias(),
+            .tolerance = options.tolerance,
+            .max_sweeps = options.max_sweeps,
+            .gate = {gate.data(), options.window, 2 * dim},
+            .change = change.data()};
+  }
+#if defined(MMREC_TEST_CUDA)
+  SweepCounts call() { return gated_sweeps(on, op(), options.algo); }
+  /// Of packed runs [firsts[i], ends[i]), all of which are settled then; of_row names the run of each row.
+  SweepCounts call_packed(const std::vector<std::int32_t>& of_row, const std::vector<std::int32_t>& firsts,
+                          const std::vector<std::int32_t>& ends) {
+    const std::vector<std::uint32_t> zeros(firsts.size(), 0);
+    const auto rows = upload(on, of_row), end = upload(on, ends);
+    auto settled = upload(on, firsts);
+    auto moving = upload(on, zeros);
+    const PackedSweeps<Space, A> packed{op(), {rows.data(), end.data(), settled.data(), moving.data(), firsts, ends}};
+    const SweepCounts counts = packed_sweeps(on, packed, options.algo);
+    EXPECT_EQ(download(on, settled), ends);
+    EXPECT_EQ(download(on, moving), zeros);
+    return counts;
+  }
+#else
+  SweepCounts call() { return gated_sweeps(on, op()); }
+#endif
+  SweepResult<A> result(const SweepCounts& counts) const { return {state.states(), state.rounded_states(), counts}; }
+};
 /// A tolerance, and the error of a time that it leaves. In 16 bits the last sweep's gates may have seen another
 /// rounding of some of the states.
 template <class A>

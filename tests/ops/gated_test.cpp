@@ -435,44 +435,10 @@ TEST_F(GatedScanTest, BitsDoNotDependOnTheFrozenPrefix) {
 
 class GatedSweepsTest : public OpTest {
  public:
-  /// A case in the backend's memory.
-  template <class A>
-  struct Operands {
-    Backend& on;
-    SweepOptions options;
-    std::int64_t dim;
-    GatedOn<A> state;
-    Buffer<float> gate, change;
-
-    Operands(Backend& backend, const GatedCase<A>& c, const SweepOptions& o)
-        : on(backend),
-          options(o),
-          dim(c.size.dim),
-          state(on, c, c.fresh_state()),
-          gate(unwritten<float>(on, static_cast<std::size_t>(o.window * 2 * dim))),
-          change(unwritten<float>(on, static_cast<std::size_t>(2 * o.window))) {}
-    GatedSweeps<Space, A> op() {
-      return {.in = state.inputs(),
-              .gate_weight = state.gate_weight(),
-              .gate_bias = state.gate_bias(),
-              .tolerance = options.tolerance,
-              .max_sweeps = options.max_sweeps,
-              .gate = {gate.data(), options.window, 2 * dim},
-              .change = change.data()};
-    }
-    SweepCounts call() {
-#if defined(MMREC_TEST_CUDA)
-      return gated_sweeps(on, op(), options.algo);
-#else
-      return gated_sweeps(on, op());
-#endif
-    }
-  };
   template <class A>
   SweepResult<A> run(const GatedCase<A>& c, const SweepOptions& options) {
-    Operands<A> operands(on(), c, options);
-    const SweepCounts counts = operands.call();
-    return {operands.state.states(), operands.state.rounded_states(), counts};
+    SweepsOn<A> operands(on(), c, c.fresh_state(), options);
+    return operands.result(operands.call());
   }
 
   template <class A>
@@ -632,18 +598,9 @@ TEST_F(GatedSweepsTest, RunsWithoutAGapBeginWithNothing) {
     return t > 0 && std::find(firsts.begin(), firsts.end(), t) != firsts.end();
   };
   const auto run_packed = [&]<class A>(const GatedCase<A>& c, const SweepOptions& options) {
-    Operands<A> operands(on(), c, options);
-    const auto on_device = upload(on(), of_row);
-    const auto end = upload(on(), ends);
-    auto settled = upload(on(), firsts);
-    auto moving = upload(on(), std::vector<std::uint32_t>(firsts.size()));
-    const SweepCounts counts =
-        packed_sweeps(on(),
-                      PackedSweeps<Space, A>{
-                          operands.op(), {on_device.data(), end.data(), settled.data(), moving.data(), firsts, ends}},
-                      options.algo);
-    EXPECT_EQ(download(on(), moving), std::vector<std::uint32_t>(firsts.size()));
-    return SweepResult<A>{operands.state.states(), operands.state.rounded_states(), counts};
+    SweepsOn<A> operands(on(), c, c.fresh_state(), options);
+    const SweepCounts counts = operands.call_packed(of_row, firsts, ends);
+    return operands.result(counts);
   };
   for_some_activations([&]<class A>(A) {
     std::vector<std::optional<SweepAlgo>> algos = {SweepAlgo::kProductAndScan};
@@ -707,7 +664,7 @@ void add_sweeps(Backend& on, OpCases& cases, std::int64_t time, std::int64_t dim
   add_case(cases, typed<A>("gated_sweeps"), shape, Limit::kProduct, token_flops * static_cast<double>(time), [=, &on] {
     const auto c = std::make_shared<GatedCase<A>>(timed_case<A>(time, dim));
     const SweepOptions options{.window = window, .tolerance = sizeof(A) == 4 ? 1e-5F : 1e-3F};
-    const auto in = std::make_shared<GatedSweepsTest::Operands<A>>(on, *c, options);
+    const auto in = std::make_shared<SweepsOn<A>>(on, *c, c->fresh_state(), options);
     const SweepCounts counts = in->call();
     const auto sweeps = static_cast<double>(counts.token_sweeps);
     const auto check = [=] {

@@ -44,33 +44,9 @@ class PackedSweepsTest : public OpTest {
  protected:
   template <class A>
   SweepResult<A> run(const PackedCase<A>& p, const SweepOptions& options) {
-    const std::int64_t dim = p.c.size.dim;
-    GatedOn<A> state(on(), p.c, p.fresh_state());
-    auto gate = unwritten<float>(on(), static_cast<std::size_t>(options.window * 2 * dim));
-    auto change = unwritten<float>(on(), static_cast<std::size_t>(2 * options.window));
-    const std::vector<std::uint32_t> zeros(p.first.size(), 0);
-    const auto of_row = upload(on(), p.of_row), end = upload(on(), p.end);
-    auto settled = upload(on(), p.first);
-    auto moving = upload(on(), zeros);
-    const SweepCounts counts =
-        packed_sweeps(on(),
-                      PackedSweeps<Device, A>{.sweeps = {.in = state.inputs(),
-                                                         .gate_weight = state.gate_weight(),
-                                                         .gate_bias = state.gate_bias(),
-                                                         .tolerance = options.tolerance,
-                                                         .max_sweeps = options.max_sweeps,
-                                                         .gate = {gate.data(), options.window, 2 * dim},
-                                                         .change = change.data()},
-                                              .runs = {.of_row = of_row.data(),
-                                                       .end = end.data(),
-                                                       .settled = settled.data(),
-                                                       .moving = moving.data(),
-                                                       .first_on_host = p.first,
-                                                       .end_on_host = p.end}},
-                      options.algo);
-    EXPECT_EQ(download(on(), settled), p.end);
-    EXPECT_EQ(download(on(), moving), zeros);
-    return {state.states(), state.rounded_states(), counts};
+    SweepsOn<A> operands(on(), p.c, p.fresh_state(), options);
+    const SweepCounts counts = operands.call_packed(p.of_row, p.first, p.end);
+    return operands.result(counts);
   }
 
   template <class A>
