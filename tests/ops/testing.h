@@ -152,6 +152,23 @@ inline std::vector<double> attend(const double* q, const double* slots, std::int
   return out;
 }
 
+/// rmsnorm of the rows of x [rows, D] with weights [D]. The epsilon stands inside of the root or beside it.
+inline std::vector<double> normed(const std::vector<float>& x, const std::vector<float>& weight,
+                                  bool inside_root = false) {
+  const std::size_t dim = weight.size();
+  std::vector<double> y;
+  for (std::size_t row = 0; row < x.size(); row += dim) {
+    double squares = 0.0;
+    for (std::size_t c = 0; c < dim; ++c) squares += static_cast<double>(x[row + c]) * static_cast<double>(x[row + c]);
+    const double mean = squares / static_cast<double>(dim);
+    const double norm = inside_root ? std::sqrt(mean + 1e-6) : std::sqrt(mean) + 1e-6;
+    for (std::size_t c = 0; c < dim; ++c) {
+      y.push_back(static_cast<double>(weight[c]) * static_cast<double>(x[row + c]) / norm);
+    }
+  }
+  return y;
+}
+
 /// Half a unit in the last place of T relative to a value: what storing a result may add to its error.
 template <class T>
 inline constexpr double kHalfUnit = 0x1p-24;
@@ -201,6 +218,12 @@ template <class T, class Tolerance>
   }));
   if (wrong == got.size()) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "entry " << wrong << ": " << to_float(got[wrong]) << " for " << want[wrong];
+}
+
+/// `got` is what normed() wants, rounded.
+template <class T>
+::testing::AssertionResult is_normed(const std::vector<T>& got, const std::vector<double>& want) {
+  return all_round_to(got, want, [&](std::size_t i) { return 5e-7 * std::abs(want[i]); });
 }
 
 template <class T>

@@ -8,25 +8,6 @@ namespace {
 template <class A>
 class FusedNormsTest : public OpTest {
  protected:
-  /// u = rmsnorm(x; norm), of x as the device has it.
-  void expect_normed(const std::vector<float>& x, const Matrix<float>& norm, const std::vector<A>& u, std::int64_t rows,
-                     std::int64_t dim) {
-    ASSERT_EQ(u.size(), x.size());
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const auto row = static_cast<std::size_t>(r * dim);
-      double squares = 0.0;
-      for (std::int64_t c = 0; c < dim; ++c) {
-        const auto value = static_cast<double>(x[row + static_cast<std::size_t>(c)]);
-        squares += value * value;
-      }
-      const double scale = 1.0 / (std::sqrt(squares / static_cast<double>(dim)) + 1e-6);
-      for (std::int64_t c = 0; c < dim; ++c) {
-        const std::size_t at = row + static_cast<std::size_t>(c);
-        const double want = static_cast<double>(x[at]) * scale * norm(0, c);
-        ASSERT_TRUE(rounds_to(u[at], want, 5e-7 * std::abs(want))) << "row " << r << ", channel " << c;
-      }
-    }
-  }
   void expect_rounded(const std::vector<A>& got, const Matrix<float>& want) {
     ASSERT_EQ(got.size(), want.values().size());
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -77,7 +58,7 @@ TYPED_TEST(FusedNormsTest, EmbedsAndRoundsTheState) {
                     table(tokens[static_cast<std::size_t>(number)], c));
         }
       }
-      this->expect_normed(got, norm, u.download(), rows, dim);
+      EXPECT_TRUE(is_normed(u.download(), normed(got, norm.values())));
       this->expect_rounded(rounded.download(), h);
     }
   }
@@ -164,7 +145,7 @@ TYPED_TEST(FusedNormsTest, AdvancesTheRecurrenceByAToken) {
             ASSERT_EQ(to_float(got_rounded[at]), to_float(from_float<A>(got_h[at])));
           }
         }
-        this->expect_normed(got_x, norm, u.download(), rows, dim);
+        EXPECT_TRUE(is_normed(u.download(), normed(got_x, norm.values())));
       }
     }
   }
@@ -219,7 +200,7 @@ TYPED_TEST(FusedNormsTest, SumsAndRoundsTheNextLayersState) {
           if (!closes(r)) continue;
           ASSERT_EQ(means[i], static_cast<float>(all / kSegment)) << i;
         }
-        this->expect_normed(x.values(), norm, u.download(), rows, dim);
+        EXPECT_TRUE(is_normed(u.download(), normed(x.values(), norm.values())));
         if (has_next) this->expect_rounded(rounded.download(), h);
       }
     }
