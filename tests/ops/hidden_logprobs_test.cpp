@@ -353,12 +353,8 @@ TEST_F(HiddenLogprobsTest, IsReplayedByAGraph) {
 
 // ---- on the tensor cores of sm_90a ----
 
-class HiddenLogprobsSm90 : public HiddenLogprobsTest {
+class HiddenLogprobsSm90 : public OnSm90<HiddenLogprobsTest> {
  protected:
-  void SetUp() override {
-    OpTest::SetUp();
-    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
-  }
   /// Within `bound` of 1 + |want|; some rows are skipped. `checked_rows`: how many are looked at; 0: all.
   template <class A>
   void check(const Shape& shape, std::int64_t checked_rows = 0, double bound = 5e-6) {

@@ -946,7 +946,7 @@ TEST_F(LinearTest, PartsErrAsLittleAsMultiplyAdds) {
 
 // ---- the product of sm_90a that fused ops are built on, stored as it is ----
 
-class GemmSm90 : public Sm90Test {
+class GemmSm90 : public OnSm90<OpTest> {
  protected:
   /// On all outputs, or on `samples` of them. Sums in fp32 on tensor cores that may truncate: a few units in the last
   /// place of the largest partial sum.

@@ -118,11 +118,13 @@ class OpTest : public ::testing::Test {
   std::unique_ptr<Cuda> on_;
 };
 /// Of ops that a device of compute capability 9.0 alone has.
-class Sm90Test : public OpTest {
+template <class Base>
+class OnSm90 : public Base {
  protected:
   void SetUp() override {
-    OpTest::SetUp();
-    if (!IsSkipped() && on().compute_capability() != 90) GTEST_SKIP() << "the device is not of compute capability 9.0";
+    Base::SetUp();
+    if (this->IsSkipped() || this->on().compute_capability() == 90) return;
+    GTEST_SKIP() << "the device is not of compute capability 9.0";
   }
 };
 #else

@@ -33,7 +33,7 @@ struct Result {
   std::vector<A> settled;
 };
 
-class GatedSweepSm90 : public Sm90Test {
+class GatedSweepSm90 : public OnSm90<OpTest> {
  public:
   template <class A>
   Result<A> run(const Case<A>& c, GatedCheck check = {}, bool rounds_settled = false,
