@@ -250,6 +250,14 @@ class LinearTest : public OpTest {
     linear(on(), problem.job(), algo);
     problem.expect_correct();
   }
+  /// One case with compact rows, as it is and with all that an epilogue does.
+  void check_compact(LinearAlgo algo, Case c) {
+    check_algo<BFloat16, float>(algo, c);
+    c.activation = Activation::kGelu;
+    c.bias = true;
+    c.residual = Residual::kApart;
+    check_algo<BFloat16, BFloat16>(algo, c);
+  }
 
  private:
   std::set<LinearAlgo> algos_;
@@ -367,6 +375,26 @@ TEST_F(LinearTest, NonFiniteRowsStayAlone) {
   });
 }
 
+// A CPU's whole tiles, and a GPU's products of parts of fp32.
+TEST_F(LinearTest, NumbersOfAnyMagnitudeAreAsWideAsFp32) {
+  for (const WeightFormat format : kHostFormats) {
+    if (kOnCuda && format.code != DType::kF32) continue;
+    for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
+      const Case c{.rows = kOnCuda ? 130 : kRowTile, .out = 40, .in = 96, .parts = true};
+      Problem<float, float> problem(on(), c, 1, format);
+      std::vector<float> x = random_floats(c.rows * c.in, 11);
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
+      problem.set_x(on(), x);
+      on_every([&](Backend& on) {
+        problem.reset();
+        run<float, float>(on, {problem.job()});
+        // Parts of x below the least normal number of fp32 may be taken for 0.
+        problem.expect_within([](double, double size) { return 1e-6 * size + 1e-36; });
+      });
+    }
+  }
+}
+
 #if !defined(MMREC_TEST_CUDA)
 // ---- a CPU: whole tiles of kRowTile rows by the library, all other rows by the row kernel ----
 
@@ -383,23 +411,6 @@ TEST_F(LinearTest, MatchesFloat64WithBiasActivationAndResidual) {
       c.residual = number % 5 < 3 ? Residual::kApart : Residual::kNone;
       c.residual_scale = 0.5F;
       check_all_types({c});
-    }
-  }
-}
-
-TEST_F(LinearTest, TilesOfAnyMagnitudeAreAsWideAsFp32) {
-  for (const WeightFormat format : kHostFormats) {
-    for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
-      Problem<float, float> problem(on(), {kRowTile, 40, 96}, 1, format);
-      std::vector<float> x = random_floats(kRowTile * 96, 11);
-      for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
-      problem.set_x(on(), x);
-      on_every([&](Backend& on) {
-        problem.reset();
-        run<float, float>(on, {problem.job()});
-        // Parts of x below the least normal number of fp32 may be taken for 0.
-        problem.expect_within([](double, double size) { return 1e-6 * size + 1e-36; });
-      });
     }
   }
 }
@@ -695,11 +706,7 @@ TEST_F(LinearTest, FewRowsOfCompactNumbers) {
       if (small_sizes() && c.out > 200) continue;
       c.compact = format;
       c.own_rows = c.out > 136 && !is_half ? 128 : c.out;
-      check_algo<BFloat16, float>(kCompact, c);
-      c.activation = Activation::kGelu;
-      c.bias = true;
-      c.residual = Residual::kApart;
-      check_algo<BFloat16, BFloat16>(kCompact, c);
+      check_compact(kCompact, c);
     }
   }
 }
@@ -711,11 +718,7 @@ TEST_F(LinearTest, ManyRowsOfFp8) {
     if (small_sizes() && c.rows > 700) continue;
     c.compact = DType::kF8;
     c.own_rows = c.out;
-    check_algo<BFloat16, float>(LinearAlgo::kFp8, c);
-    c.activation = Activation::kGelu;
-    c.bias = true;
-    c.residual = Residual::kApart;
-    check_algo<BFloat16, BFloat16>(LinearAlgo::kFp8, c);
+    check_compact(LinearAlgo::kFp8, c);
   }
   Case c{400, 72, 640, Activation::kNone, true};
   c.compact = DType::kF8;
@@ -813,7 +816,7 @@ TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
   const Weights up(on(), 2 * dim, dim, DType::kBF16, 1, 1.0 / std::sqrt(dim));
   const Weights down(on(), dim, 2 * dim, DType::kBF16, 2, 1.0 / std::sqrt(dim));
   for (const std::int64_t rows : {1, 8, 20}) {
-    Matrix<float> x(on(), rows, dim);
+    Matrix<float> x = random_matrix<float>(on(), rows, dim, kPacked, 3);
     Matrix<BFloat16> u(on(), rows, dim), hidden(on(), rows, 2 * dim);
     const auto link = [&](const auto& pause) {
       rmsnorm(on(), x.read(), norm.data(), u.view());
@@ -830,21 +833,16 @@ TEST_F(LinearTest, AChainReadsWhatTheCallBeforeWrote) {
       run<BFloat16, float>(on(), {{.x = hidden.view(), .weight = down.view(), .y = x.view(), .residual = x.view()}});
       pause();
     };
-    const auto restart = [&] {
-      const std::vector<float> values = random_normal<float>(static_cast<std::size_t>(rows * dim), 0.0, 1.0, 3);
-      on().upload(values.data(), x.data(), values.size());
-    };
-    restart();
     for (int i = 0; i < links; ++i) link([&] { on().synchronize(); });
     const std::vector<float> waited = x.download();
     for (const float value : waited) ASSERT_TRUE(std::isfinite(value));
-    restart();
+    x.reset();
     for (int i = 0; i < links; ++i) link([] {});
     EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, enqueued at once";
     const Graph graph(on(), [&] {
       for (int i = 0; i < links; ++i) link([] {});
     });
-    restart();
+    x.reset();
     graph.launch(on());
     EXPECT_TRUE(same_bits(x.download(), waited)) << rows << " rows, as a graph";
   }
@@ -894,17 +892,6 @@ TEST_F(LinearTest, PartsOfSeveralJobs) {
   }
   run(on(), jobs);
   EXPECT_TRUE(on().compute_capability() != 90 || same_bits(problem.result(), whole)) << "by rows of the weights";
-}
-
-TEST_F(LinearTest, PartsOfAnyMagnitudeAreAsWideAsFp32) {
-  for (const float scale : {1e37F, 1.0F, 1e-20F, 1e-30F}) {
-    Problem<float, float> problem(on(), of_parts(130, 40, 96));
-    std::vector<float> x = random_floats(130 * 96, 11);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? scale : scale * 1e-4F;
-    problem.set_x(on(), x);
-    run<float, float>(on(), {problem.job()});
-    problem.expect_within([](double, double size) { return 1e-6 * size + 1e-36; });
-  }
 }
 
 TEST_F(LinearTest, BitsOfPartsDoNotDependOnTheNumberOfRows) {
