@@ -21,10 +21,7 @@ std::vector<float> random_logits(std::size_t count, unsigned seed) {
 
 TEST(Sampler, AgreesWithTheChainDoneBySorting) {
   std::mt19937 rng(1);
-  const auto pick = [&](auto... values) {
-    const std::common_type_t<decltype(values)...> list[] = {values...};
-    return list[rng() % (sizeof...(values))];
-  };
+  const auto pick = [&](auto... values) { return mmrec::test::pick(rng, values...); };
   int distinct_from_greedy = 0;
   for (unsigned round = 0; round < 400; ++round) {
     std::vector<float> logits = random_logits(pick(1U, 2U, 50U, 999U), round);

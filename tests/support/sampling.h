@@ -77,6 +77,13 @@ inline void penalise(std::vector<float>& logits, const std::set<int>& recent, fl
   }
 }
 
+/// One of the values, at random.
+template <class Random, class... Values>
+auto pick(Random& random, Values... values) {
+  const std::common_type_t<Values...> list[] = {values...};
+  return list[random() % (sizeof...(values))];
+}
+
 /// A chain of which nothing but the draw is left.
 inline constexpr SamplerOptions kPlainSampler = {.temperature = 1.0F, .top_k = 0, .top_p = 1.0F, .min_p = 0.0F};
 

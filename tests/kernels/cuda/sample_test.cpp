@@ -11,9 +11,6 @@
 namespace mmrec::kernels::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 using mmrec::test::kPlainSampler;
 using mmrec::test::penalise;
 using mmrec::test::SampleReference;
@@ -67,10 +64,7 @@ SampleRule neutral() { return {.options = kPlainSampler}; }
 // Random rows and rules; logits plain, rounded so that many are equal, flat, steep, and with some masked.
 TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
   std::mt19937_64 rng(test_seed());
-  const auto pick = [&](auto... values) {
-    const std::common_type_t<decltype(values)...> list[] = {values...};
-    return list[rng() % (sizeof...(values))];
-  };
+  const auto pick = [&](auto... values) { return mmrec::test::pick(rng, values...); };
   int compared = 0;
   int close = 0;
   int other_than_greedy = 0;
@@ -87,7 +81,7 @@ TEST_F(SampleCuda, AgreesWithTheChainDoneBySortingAndWithTheEngine) {
         // Every row another order of the same values.
         float x = values[static_cast<std::size_t>((v * 7 + r * 13) % words)];
         if (is_round) x = std::round(x);
-        if (r % 4 == 3 && rng() % 5 == 0) x = -kInf;
+        if (r % 4 == 3 && rng() % 5 == 0) x = -kInfinity;
         logits[static_cast<std::size_t>(offset + r * stride + v)] = x;
       }
       rules.push_back({.options = {.temperature = pick(0.0F, 0.1F, 0.8F, 0.8F, 1.0F, 5.0F),
@@ -179,16 +173,13 @@ TEST_F(SampleCuda, ManyTiesAtTheEdgeGoToTheLowestIds) {
 // too many, because logits are equal or the top-k is wide.
 TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {
   std::mt19937_64 rng(test_seed());
-  const auto pick = [&](auto... values) {
-    const std::common_type_t<decltype(values)...> list[] = {values...};
-    return list[rng() % (sizeof...(values))];
-  };
+  const auto pick = [&](auto... values) { return mmrec::test::pick(rng, values...); };
   constexpr int kWindow = 64;
   const std::vector<std::function<float(std::int64_t)>> kinds = {
       [&](std::int64_t) { return std::normal_distribution<float>(0.0F, 3.0F)(rng); },
       [&](std::int64_t) { return std::round(std::normal_distribution<float>(0.0F, 1.0F)(rng)); },
       [&](std::int64_t) { return 1.5F; },
-      [&](std::int64_t i) { return i % 50 == 0 ? -1.0F : -kInf; },
+      [&](std::int64_t i) { return i % 50 == 0 ? -1.0F : -kInfinity; },
       [&](std::int64_t i) { return i % 1000 == 7 ? 60.0F : std::normal_distribution<float>(0.0F, 0.01F)(rng); },
       // More of one size at the k-th place than a list of few holds; and all in one thread.
       [&](std::int64_t i) { return i < 30 ? 5.0F + static_cast<float>(i) : 4.0F; },
@@ -261,7 +252,7 @@ TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
     SampleRule rule{.options = {.temperature = temperature}};
     for (const std::size_t words : {std::size_t{5}, std::size_t{few_cases() ? 4001U : 20001U}}) {
       std::vector<float> logits(words, 0.5F);
-      for (const float fault : {kNan, -kNan, kInf}) {
+      for (const float fault : {kNan, -kNan, kInfinity}) {
         for (const std::size_t at : {std::size_t{0}, words / 2, words - 1}) {
           logits[at] = fault;
           EXPECT_EQ(sample_one(logits, rule), kFaultyRow) << fault << " at " << at;
@@ -272,10 +263,10 @@ TEST_F(SampleCuda, FaultsAreSeenWhereverTheyLie) {
         }
       }
       EXPECT_GE(sample_one(logits, rule), 0);
-      EXPECT_EQ(sample_one(std::vector<float>(words, -kInf), rule), kNoCandidate);
+      EXPECT_EQ(sample_one(std::vector<float>(words, -kInfinity), rule), kNoCandidate);
     }
     rule.options.vocab_limit = 1;
-    EXPECT_EQ(sample_one({-kInf, 0.0F}, rule), kNoCandidate);
+    EXPECT_EQ(sample_one({-kInfinity, 0.0F}, rule), kNoCandidate);
   }
 }
 
@@ -334,7 +325,7 @@ TEST_F(SampleCuda, RecentTokensArePenalisedAndTheDrawnOneCounts) {
   for (const auto& [window, penalty, temperature] :
        {std::tuple{7, 1.5F, 0.0F}, {1, 3.0F, 0.0F}, {64, 1.2F, 1.0F}, {1024, 0.8F, 1.0F}, {0, 2.0F, 0.0F}}) {
     std::vector<float> logits = random_normal<float>(kWords, 0.0, 1.0, 43);
-    logits[3] = -kInf;
+    logits[3] = -kInfinity;
     std::vector<int> all = {3, 5, 5, 9, 3};
     all.resize(std::min(all.size(), static_cast<std::size_t>(window)));
     std::vector<int> ring(static_cast<std::size_t>(std::max(window, 1)), 0);
