@@ -311,10 +311,10 @@ class ToyExecutor final : public models::Executor {
 
 inline constexpr std::uint64_t kToyFingerprint = 0x1122334455667788;
 
-inline Session toy_session(int batch = 1, const models::Config& config = toy_config(),
-                           std::uint64_t fingerprint = kToyFingerprint) {
+inline Session toy_session(int batch = 1) {
+  const models::Config config = toy_config();
   return engine::Access::session(std::make_shared<ToyExecutor>(config), models::state_layout(config), config.vocab_size,
-                                 fingerprint, batch, {});
+                                 kToyFingerprint, batch, {});
 }
 
 inline Model toy_model(std::shared_ptr<ToyLog> log = nullptr, const models::Config& config = toy_config(),

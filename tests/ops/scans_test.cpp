@@ -440,11 +440,6 @@ class ScanTest : public OpTest {
   using T = typename S::T;
   using ThisCase = Case<Kind, T>;
 
-  static void check(Backend& on, const ScanLayout& layout, std::uint64_t stream, float variant = Kind::kVariants[0],
-                    double bound = 1.0) {
-    const ThisCase c(layout, stream, variant);
-    EXPECT_TRUE(error(c, run(on, c)).below(bound)) << layout << ", variant " << variant;
-  }
   void check_every(const ScanLayout& layout, std::uint64_t stream, float variant = Kind::kVariants[0]) {
     const ThisCase c(layout, stream, variant);
     on_every([&](Backend& backend) { return run(backend, c); },
@@ -478,7 +473,8 @@ TYPED_TEST(ScanTest, MatchesFloat64AtEverySize) {
   for (const auto& [time, dim] : scan_sizes<typename TypeParam::T>()) {
     for (int v = 0; v < Kind::kUsual; ++v) {
       if (v != 0 && time * dim > 50'000'000) continue;  // what is that large shows with one kind of operands
-      this->check(this->on(), {.time = time, .dim = dim}, ++stream, Kind::kVariants[v]);
+      const typename TestFixture::ThisCase c({.time = time, .dim = dim}, ++stream, Kind::kVariants[v]);
+      EXPECT_TRUE(error(c, run(this->on(), c)).below(1.0)) << c.layout() << ", variant " << v;
     }
   }
 }

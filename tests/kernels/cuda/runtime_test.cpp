@@ -43,42 +43,39 @@ TEST_F(CudaGraphTest, RecordsWithoutRunningAndReadsItsInputsAnewAtEachLaunch) {
 }
 
 TEST_F(CudaGraphTest, RecordsBothStreams) {
-  Matrix<float> to(on(), 2, 8);
+  Matrix<float> to(on(), std::vector<float>(16, 1.0F), 2, 8);
   fill_zero(on(), to.view());
   const Graph graph(on(), [&] {
     on().fork();
     fill_zero(on(), to.view());
     on().join();
   });
-  const std::vector<float> ones(16, 1.0F);
-  on().upload(ones.data(), to.data(), ones.size());
+  to.reset();
   graph.launch(on());
   EXPECT_TRUE(same_bits(to.download(), std::vector<float>(16, 0.0F)));
 }
 
 TEST_F(CudaGraphTest, MovesAndOutlivesNothingButItsBuffers) {
-  Matrix<float> to(on(), 1, 8);
+  Matrix<float> to(on(), std::vector<float>(8, 1.0F), 1, 8);
   fill_zero(on(), to.view());
   Graph first(on(), [&] { fill_zero(on(), to.view()); });
   Graph second = std::move(first);
   Graph third;
   third = std::move(second);
-  const std::vector<float> ones(8, 1.0F);
-  on().upload(ones.data(), to.data(), ones.size());
+  to.reset();
   third.launch(on());
   EXPECT_TRUE(same_bits(to.download(), std::vector<float>(8, 0.0F)));
 }
 
 TEST_F(CudaGraphTest, AnExceptionWhileRecordingPassesAndTheStreamGoesOn) {
-  Matrix<float> to(on(), 1, 8);
+  Matrix<float> to(on(), std::vector<float>(8, 1.0F), 1, 8);
   fill_zero(on(), to.view());
   const auto throwing = [&] {
     fill_zero(on(), to.view());
     throw std::runtime_error("stop");
   };
   EXPECT_THROW(Graph(on(), throwing), std::runtime_error);
-  const std::vector<float> ones(8, 1.0F);
-  on().upload(ones.data(), to.data(), ones.size());
+  to.reset();
   fill_zero(on(), to.view());
   EXPECT_TRUE(same_bits(to.download(), std::vector<float>(8, 0.0F)));
 }

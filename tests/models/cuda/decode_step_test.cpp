@@ -30,12 +30,7 @@ class DecodeStepTest : public test::OpTest {
   }
 
   static std::vector<int> random_tokens(const DecodeShape& s, unsigned step) {
-    std::mt19937_64 engine(test::test_seed() + step);
-    std::vector<int> tokens;
-    for (std::int64_t b = 0; b < s.batch; ++b) {
-      tokens.push_back(static_cast<int>(engine() % static_cast<std::uint64_t>(s.vocab)));
-    }
-    return tokens;
+    return test::random_ids(s.batch, s.vocab, step);
   }
 
   /// Three steps by the expected algorithm: logits after each, h and the sums after all.
@@ -158,8 +153,7 @@ class DecodeStepTest : public test::OpTest {
       }
     }
     for (int i = 0; i < 2; ++i) {
-      ends.x.emplace_back(x[static_cast<std::size_t>(i)].size());
-      on().download(x[static_cast<std::size_t>(i)].data(), ends.x.back().data(), ends.x.back().size());
+      ends.x.push_back(test::download(on(), x[static_cast<std::size_t>(i)]));
       ends.h.push_back(all[static_cast<std::size_t>(i)]->h());
     }
     return ends;

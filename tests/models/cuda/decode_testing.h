@@ -259,7 +259,7 @@ class DecodeRun {
       };
       models::visit_layer(keep_all, w, layers.emplace_back());
     }
-    layers_ = place(layers);
+    layers_ = upload(cuda_, layers);
     std::vector<CompactLayer<Device>> compact;
     for (std::size_t l = 0; l < layers.size(); ++l) {
       const auto& w = model.layers[l];
@@ -272,7 +272,7 @@ class DecodeRun {
       };
       models::visit_layer(make, w, model.shape.formats, model.scales[l], layers[l], compact.emplace_back());
     }
-    compact_layers_ = place(compact);
+    compact_layers_ = upload(cuda_, compact);
     put(state.h, h_);
     put(state.memory, memory_);
     put(state.segment_sum, segment_sum_);
@@ -316,14 +316,8 @@ class DecodeRun {
 
  private:
   template <class T>
-  DeviceBuffer<T> place(const std::vector<T>& host) {
-    DeviceBuffer<T> buffer(host.size());
-    cuda_.upload(host.data(), buffer.data(), host.size());
-    return buffer;
-  }
-  template <class T>
   const T* keep(const std::vector<T>& host, std::vector<DeviceBuffer<T>>& in) {
-    in.push_back(place(host));
+    in.push_back(upload(cuda_, host));
     return in.back().data();
   }
 
