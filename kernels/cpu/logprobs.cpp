@@ -83,9 +83,18 @@ MaxSum64 shared_row_sum(Cpu& cpu, const T* row, std::int64_t cols) {
   return total;
 }
 
-/// Whether threads share the tiles of a row: rows are long, and too few for the threads.
-bool split_rows(Cpu& cpu, std::int64_t rows, std::int64_t cols) {
-  return cpu.threads() > 1 && rows < std::int64_t{4} * cpu.threads() && cols >= 4 * kTile;
+/// f(row number, its sum, whether it is alone) for every row. Alone: the row has all threads, of which the calling one
+/// does f. So it is where rows are long, and too few for the threads.
+template <class T, class F>
+void for_each_sum(Cpu& cpu, const MatrixView<const T, Host>& logits, const F& f) {
+  const std::int64_t rows = logits.rows, cols = logits.cols;
+  if (cpu.threads() > 1 && rows < std::int64_t{4} * cpu.threads() && cols >= 4 * kTile) {
+    for (std::int64_t r = 0; r < rows; ++r) f(r, shared_row_sum(cpu, logits.row(r), cols), true);
+    return;
+  }
+  cpu.pool().parallel_for(rows, 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) f(r, row_sum(logits.row(r), cols), false);
+  });
 }
 
 constexpr std::int64_t kMostPanel = 96;     // vocabulary rows of one tile of logits
@@ -103,58 +112,30 @@ static_assert(kTileFloats + static_cast<std::size_t>(kPanelFloats) + kPartialFlo
 template <class T, class Index>
 void token_logprobs(Cpu& cpu, const TokenLogprobs<T, Index, Host>& op) {
   check_targets("token_logprobs", op.logits, op.targets);
-  const std::int64_t cols = op.logits.cols;
-  if (split_rows(cpu, op.logits.rows, cols)) {
-    for (std::int64_t r = 0; r < op.logits.rows; ++r) {
-      const T* row = op.logits.row(r);
-      op.logprobs[r] = log_probability(to_float(row[op.targets[r]]), shared_row_sum(cpu, row, cols));
-    }
-    return;
-  }
-  cpu.pool().parallel_for(op.logits.rows, 1, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const T* row = op.logits.row(r);
-      op.logprobs[r] = log_probability(to_float(row[op.targets[r]]), row_sum(row, cols));
-    }
+  for_each_sum(cpu, op.logits, [&](std::int64_t r, const MaxSum64& total, bool /*alone*/) {
+    op.logprobs[r] = log_probability(to_float(op.logits.row(r)[op.targets[r]]), total);
   });
 }
 
 template <class T, class Index>
 void token_logprobs_backward(Cpu& cpu, const TokenLogprobsBackward<T, Index, Host>& op) {
   check_targets("token_logprobs_backward", op.logits, op.targets);
-  const std::int64_t cols = op.logits.cols;
-
   // d = −g softmax everywhere, tile by tile; the target, read before it may be overwritten, is then set to g (1 − p).
-  struct RowGradient {
-    float max, scale, at_target;
-  };
-  const auto prepare = [&](std::int64_t r, MaxSum64 total) {
-    const float g = op.grad[r];
-    const double scale = -static_cast<double>(g) / total.sum;
-    const auto x = static_cast<double>(to_float(op.logits.row(r)[op.targets[r]]));
-    const double p = std::exp(x - total.max) / total.sum;
-    return RowGradient{static_cast<float>(total.max), static_cast<float>(scale),
-                       static_cast<float>(static_cast<double>(g) * (1.0 - p))};
-  };
-  const auto write = [&](std::int64_t r, std::int64_t begin, std::int64_t end, const RowGradient& row) {
-    simd().logprobs.scaled_exp[kDTypeOf<T>](op.logits.row(r) + begin, end - begin, row.max, row.scale,
-                                            op.d_logits.row(r) + begin);
-  };
-  if (split_rows(cpu, op.logits.rows, cols)) {
-    for (std::int64_t r = 0; r < op.logits.rows; ++r) {
-      const RowGradient row = prepare(r, shared_row_sum(cpu, op.logits.row(r), cols));
-      cpu.pool().parallel_for(cols, kTile,
-                              [&](std::int64_t begin, std::int64_t end, int) { write(r, begin, end, row); });
-      op.d_logits.row(r)[op.targets[r]] = from_float<T>(row.at_target);
+  for_each_sum(cpu, op.logits, [&](std::int64_t r, const MaxSum64& total, bool alone) {
+    const auto g = static_cast<double>(op.grad[r]);
+    const auto max = static_cast<float>(total.max), scale = static_cast<float>(-g / total.sum);
+    const T* const logits = op.logits.row(r);
+    T* const d = op.d_logits.row(r);
+    const double p = std::exp(static_cast<double>(to_float(logits[op.targets[r]])) - total.max) / total.sum;
+    const auto write = [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
+      simd().logprobs.scaled_exp[kDTypeOf<T>](logits + begin, end - begin, max, scale, d + begin);
+    };
+    if (alone) {
+      cpu.pool().parallel_for(op.logits.cols, kTile, write);
+    } else {
+      write(0, op.logits.cols, 0);
     }
-    return;
-  }
-  cpu.pool().parallel_for(op.logits.rows, 1, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const RowGradient row = prepare(r, row_sum(op.logits.row(r), cols));
-      write(r, 0, cols, row);
-      op.d_logits.row(r)[op.targets[r]] = from_float<T>(row.at_target);
-    }
+    d[op.targets[r]] = from_float<T>(static_cast<float>(g * (1.0 - p)));
   });
 }
 
