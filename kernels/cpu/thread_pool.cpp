@@ -191,8 +191,6 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads < 1 ? 1 : threads)) {}
 ThreadPool::~ThreadPool() = default;
-ThreadPool::ThreadPool(ThreadPool&&) noexcept = default;
-ThreadPool& ThreadPool::operator=(ThreadPool&&) noexcept = default;
 
 int ThreadPool::available_processors() {
   cpu_set_t set;

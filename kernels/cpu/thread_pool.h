@@ -44,8 +44,6 @@ class ThreadPool {
   /// std::bad_alloc.
   explicit ThreadPool(int threads);
   ~ThreadPool();
-  ThreadPool(ThreadPool&&) noexcept;
-  ThreadPool& operator=(ThreadPool&&) noexcept;
 
   int threads() const;
   /// Processors that this process may run on, at least 1.
