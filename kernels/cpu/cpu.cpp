@@ -2,6 +2,7 @@
 #include "kernels/cpu/cpu.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/bytes.h"
 #include "kernels/cpu/simd.h"
@@ -11,25 +12,6 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
-struct Supported {
-  const SimdKernels* tables[4] = {};
-  std::size_t count = 0;
-
-  Supported() {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      if (__builtin_cpu_supports("avx512vnni")) tables[count++] = &kAvx512VnniKernels;
-      tables[count++] = &kAvx512Kernels;
-    }
-    // F16C came before AVX2 in every processor line; Clang 14 does not know its name here.
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      tables[count++] = &kAvx2Kernels;
-    }
-    tables[count++] = &kScalarKernels;
-  }
-};
-
 const SimdKernels*& chosen_simd() {
   static const SimdKernels* table = supported_simd_kernels().front();
   return table;
@@ -38,8 +20,20 @@ const SimdKernels*& chosen_simd() {
 }  // namespace
 
 std::span<const SimdKernels* const> supported_simd_kernels() {
-  static const Supported supported;
-  return {supported.tables, supported.count};
+  static const std::vector<const SimdKernels*> supported = [] {
+    std::vector<const SimdKernels*> tables;
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      if (__builtin_cpu_supports("avx512vnni")) tables.push_back(&kAvx512VnniKernels);
+      tables.push_back(&kAvx512Kernels);
+    }
+    // F16C came before AVX2 in every processor line; Clang 14 does not know its name here.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables.push_back(&kAvx2Kernels);
+    tables.push_back(&kScalarKernels);
+    return tables;
+  }();
+  return supported;
 }
 
 const SimdKernels& simd() { return *chosen_simd(); }

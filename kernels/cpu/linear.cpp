@@ -179,9 +179,9 @@ void multiply(Cpu& cpu, std::span<const Linear<Host>> jobs) {
 
   if (team == 1) {
     for (std::int64_t piece = 0; piece < pieces; ++piece) compute_piece(piece, 0);
-    return cpu.row_tiles().check();
+  } else {
+    cpu.pool().share_items(pieces, compute_piece);
   }
-  cpu.pool().share_items(pieces, compute_piece);
   cpu.row_tiles().check();
 }
 

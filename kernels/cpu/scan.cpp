@@ -40,16 +40,6 @@ struct ScanShape {
   bool cut_in_time() const { return channels() < kFewChannels && time >= kLongTime; }
 };
 
-/// True where every row of `v` begins on a cache line and the run is too large for the caches to keep: then its output
-/// bypasses them. `bytes` is what the whole scan moves.
-template <class T>
-bool worth_streaming(const SequenceView<T, Host>& v, std::int64_t bytes) {
-  constexpr std::int64_t kBeyondCaches = std::int64_t{48} << 20;
-  const auto aligned = [](std::int64_t stride) { return stride * static_cast<std::int64_t>(sizeof(T)) % 64 == 0; };
-  return bytes > kBeyondCaches && reinterpret_cast<std::uintptr_t>(v.data) % 64 == 0 && aligned(v.batch_stride) &&
-         aligned(v.head_stride) && aligned(v.time_stride);
-}
-
 /// The up-sweep and the down-sweep over the totals of 2^k blocks, in place: x[i] becomes `carry` combined with the
 /// blocks before i. Returns carry combined with all of them.
 template <class Segment>
@@ -72,6 +62,8 @@ Segment sweep(Segment* x, std::int64_t leaves, Segment carry) {
 /// The operands of a scan, by which all three are alike.
 template <class T>
 struct Operands {
+  static constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+
   SequenceView<const T, Host> in;
   SequenceView<T, Host> out;
   const float* carry_in = nullptr;
@@ -81,11 +73,16 @@ struct Operands {
 
   ScanShape shape() const { return {in.batch, in.heads, in.time, in.dim}; }
   std::int64_t inputs() const { return second.data == nullptr ? 1 : 2; }
-  std::int64_t bytes_per_element() const { return inputs() * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t bytes_per_element() const { return inputs() * kSize; }
+  /// True where every row of the output begins on a cache line and the run is too large for the caches to keep: then
+  /// the output bypasses them.
   bool streams() const {
+    constexpr std::int64_t kBeyondCaches = std::int64_t{48} << 20;
     const bool in_place = out.data == in.data || out.data == second.data;
-    const std::int64_t bytes = (inputs() + 1) * shape().channels() * in.time * static_cast<std::int64_t>(sizeof(T));
-    return !in_place && worth_streaming(out, bytes);
+    const std::int64_t moved = (inputs() + 1) * shape().channels() * in.time * kSize;
+    const auto aligned = [](std::int64_t stride) { return stride * kSize % 64 == 0; };
+    return !in_place && moved > kBeyondCaches && reinterpret_cast<std::uintptr_t>(out.data) % 64 == 0 &&
+           aligned(out.batch_stride) && aligned(out.head_stride) && aligned(out.time_stride);
   }
   /// A run whose operands begin there, without extent and state.
   ScanRun rectangle(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t c) const {
@@ -204,10 +201,6 @@ class Driver {
   }
   static void run(Kernels kernels, const ScanRun& r) { (simd().scan.*kernels)[kDTypeOf<T>](r); }
 
-  double* state_of(int thread) { return reinterpret_cast<double*>(cpu_.scratch(thread)); }
-
-  static std::int64_t plane_of(std::int64_t channels) { return (channels + 15) / 16 * 16; }
-
   /// Many channels: tiles run down all of time.
   void run_channels() {
     // Widest tiles first; narrower ones only until the threads are evenly loaded. The width changes no bit.
@@ -295,8 +288,8 @@ class Driver {
     ScanRun r = operands_.rectangle(sequence / shape_.heads, sequence % shape_.heads, t, c);
     r.times = times;
     r.channels = channels;
-    r.state = state_of(thread);
-    r.plane = plane_of(channels);
+    r.state = reinterpret_cast<double*>(cpu_.scratch(thread));
+    r.plane = (channels + 15) / 16 * 16;
     r.streaming = streaming_;
     return r;
   }
