@@ -147,17 +147,17 @@ void Checkpoint::index_names() {
 
 void Checkpoint::check_finite(const TensorInfo& tensor, std::uint64_t offset, std::span<const std::byte> data) const {
   const std::size_t size = kernels::size_of(tensor.dtype);
-  std::int64_t i = -1;
+  std::size_t at = 0;
+  bool is_infinite = false;
   if (tensor.dtype == kernels::DType::kF8) {  // has a NaN, and no infinity
     const auto is_nan = [](std::byte b) { return (b & std::byte{0x7f}) == std::byte{0x7f}; };
-    const auto nan = std::find_if(data.begin(), data.end(), is_nan);
-    if (nan != data.end()) i = nan - data.begin();
-  } else if (!kernels::all_finite(data, tensor.dtype)) {
-    i = first_nonfinite(data.data(), data.size() / size, tensor.dtype);
+    at = static_cast<std::size_t>(std::find_if(data.begin(), data.end(), is_nan) - data.begin());
+    if (at == data.size()) return;
+  } else {
+    if (kernels::all_finite(data, tensor.dtype)) return;
+    while (std::isfinite(element(data.data(), at, tensor.dtype))) ++at;
+    is_infinite = !std::isnan(element(data.data(), at, tensor.dtype));
   }
-  if (i < 0) return;
-  const auto at = static_cast<std::size_t>(i);
-  const bool is_infinite = tensor.dtype != kernels::DType::kF8 && !std::isnan(element(data.data(), at, tensor.dtype));
   fail(path_of(tensor), fmt::format("{}: element {} is {} (expected finite weights)", printable(tensor.name),
                                     offset / size + at, is_infinite ? "infinite" : "NaN"));
 }

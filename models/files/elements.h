@@ -1,8 +1,7 @@
-// Element types of files: their names, and runs of stored numbers, in another type or finite. Simple loops that a
-// compiler vectorises.
+// Element types of files: their names, and runs of stored numbers, in another type. Simple loops that a compiler
+// vectorises.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -60,14 +59,6 @@ inline float element(const std::byte* from, std::size_t i, kernels::DType dtype)
   float x = 0.0F;
   convert(from + i * kernels::size_of(dtype), 1, dtype, reinterpret_cast<std::byte*>(&x), kernels::DType::kF32);
   return x;
-}
-
-/// Index of the first NaN or infinity among `count` numbers of one type, or -1.
-inline std::int64_t first_nonfinite(const std::byte* from, std::size_t count, kernels::DType dtype) {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!std::isfinite(element(from, i, dtype))) return static_cast<std::int64_t>(i);
-  }
-  return -1;
 }
 
 }  // namespace mmrec::models

@@ -24,10 +24,6 @@ std::string printable(std::string_view name) {
   return is_plain ? std::string(name) : quote(name);
 }
 
-std::string list(std::span<const std::int64_t> numbers) {
-  std::string out = "[";
-  for (const std::int64_t number : numbers) out += (out.size() > 1 ? ", " : "") + std::to_string(number);
-  return out + ']';
-}
+std::string list(std::span<const std::int64_t> numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
 }  // namespace mmrec::models
