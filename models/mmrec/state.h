@@ -44,8 +44,9 @@ struct SlotLayout {
 };
 
 /// The saved part of the state.
-inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
+inline StateLayout state_layout(const Config& config) {
   using enum StatePart::Type;
+  const SlotLayout slot(config);
   const std::int64_t layers = config.num_layers, dim = config.model_dim - config.num_heads * config.head_padding;
   const Spread heads = config.head_padding == 0 ? Spread() : Spread{config.head_dim(), config.head_padding};
   return {.numbers = {{"num_layers", layers},
@@ -65,6 +66,5 @@ inline StateLayout state_layout(const Config& config, const SlotLayout& slot) {
                     {"logits", kF32, 1, config.vocab_size, slot.logits, false}},
           .slot_bytes = slot.bytes};
 }
-inline StateLayout state_layout(const Config& config) { return state_layout(config, SlotLayout(config)); }
 
 }  // namespace mmrec::models

@@ -102,20 +102,16 @@ constexpr void visit_layer(const Visit& visit, Layers&... w) {
   norm(table::kNormRecurrence, w.norm_recurrence...);
 }
 
-inline constexpr Field kEmbeddingField{Field::Kind::kTable, table::kEmbedding, false, kFlaxTable};
-inline constexpr Field kNormField{Field::Kind::kNorm, table::kNorm, false, kFlaxScale};
-
-inline std::string block_prefix(std::size_t layer) { return "block_" + std::to_string(layer) + "."; }
-
 /// The same for a model; the instances have as many layers as the first.
 template <class Visit, class Model, class... Models>
 void visit_model(const Visit& visit, Model& first, Models&... others) {
-  visit(kEmbeddingField, first.embedding, others.embedding...);
+  using enum Field::Kind;
+  visit(Field{kTable, table::kEmbedding, false, kFlaxTable}, first.embedding, others.embedding...);
   for (std::size_t i = 0; i < first.layers.size(); ++i) {
-    const std::string prefix = block_prefix(i);
+    const std::string prefix = "block_" + std::to_string(i) + ".";
     mmrec_jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
   }
-  visit(kNormField, first.norm, others.norm...);
+  visit(Field{kNorm, table::kNorm, false, kFlaxScale}, first.norm, others.norm...);
 }
 
 /// fused: the four projections of u are one tensor.
