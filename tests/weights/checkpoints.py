@@ -215,12 +215,16 @@ class ConvertCase(unittest.TestCase):
         self.assertEqual(done.stdout, "")
         return read_safetensors(self.out / "model.safetensors") if (self.out / "model.safetensors").exists() else None
 
-    def assert_refused(self, checkpoint, code, *parts, arguments=()):
+    def config(self):
+        """What was written beside the tensors."""
+        return json.loads((self.out / "config.json").read_text())
+
+    def assert_refused(self, checkpoint, *parts, arguments=()):
         """One line says what is wrong, and nothing is left behind."""
         before = sorted(os.listdir(self.folder))
         found, stderr = self.convert_here(checkpoint, *arguments)
         errors = errors_of(stderr)
-        self.assertEqual((found, len(errors)), (code, 1), stderr)
+        self.assertEqual((found, len(errors)), (3, 1), stderr)
         for part in parts:
             self.assertIn(part, errors[0])
         self.assertEqual(sorted(os.listdir(self.folder)), before, "something was left behind")

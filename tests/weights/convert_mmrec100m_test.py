@@ -26,9 +26,6 @@ class Mmrec100mCase(ConvertCase):
     def save_100m(self, model=None, wrap=lambda state: {"model_state_dict": state}):
         return self.save_model(tiny_100m() if model is None else model, wrap)
 
-    def config(self):
-        return json.loads((self.out / "config.json").read_text())
-
 
 class ConversionTest(Mmrec100mCase):
     def test_checkpoint_of_the_public_code(self):
@@ -76,24 +73,24 @@ class RefusalsTest(Mmrec100mCase):
     def refuse(self, changes, *parts):
         """A model with other tensors: {name: (shape, values)}, None for one that is missing."""
         model = {k: v for k, v in {**tiny_100m(), **changes}.items() if v is not None}
-        self.assert_refused(self.save_100m(model), 3, *parts)
+        self.assert_refused(self.save_100m(model), *parts)
 
     def test_quantised_checkpoints_and_observers(self):
-        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "quantized": True}), 3, "found quantized")
+        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "quantized": True}), "found quantized")
         for key in ("fusion.fusion_proj.weight_fake_quant.scale", "lm_head.activation_post_process.min_val",
                     "text_expert.blocks.0.W_q._packed_params.dtype", "lm_head.zero_point"):
             self.refuse({key: ((1,), [1.0])}, "quantis", key)
         for module, attribute in (("torch._utils", "_rebuild_qtensor"), ("torch", "QInt8Storage"), ("torch", "qint8"),
                                   ("torch", "per_channel_affine"), ("torch.ao.nn.quantized.modules.linear", "Linear")):
             path = self.save_100m(wrap=lambda s: {"model_state_dict": s, "x": name(module, attribute)})
-            self.assert_refused(path, 3, "quantised", f"{module}.{attribute}")
+            self.assert_refused(path, "quantised", f"{module}.{attribute}")
 
     def test_unquantised_checkpoints_say_so(self):
         self.convert(self.save_100m(wrap=lambda s: {"model_state_dict": s, "quantized": False, "args": {"use_qat": False}}))
 
     def test_weighted_fusion(self):
         self.refuse({"fusion.gate.0.weight": ((8, 16), [0.0] * 128)}, "fusion_method", "weighted", "fusion.gate.0.weight")
-        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"fusion_method": "weighted"}}), 3,
+        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"fusion_method": "weighted"}}),
                             "fusion_method", "'weighted'")
 
     def test_tensors_that_are_missing_misshapen_or_unknown(self):
@@ -104,13 +101,13 @@ class RefusalsTest(Mmrec100mCase):
         for unknown in ("code_expert.blocks.0.W_fused.weight", "fusion.more", "code_expert.blocks.0.W_gamma_up.bias"):
             self.refuse({unknown: ((1,), [0.0])}, unknown)
         model = {k: v for k, v in tiny_100m(num_layers=2).items() if not k.startswith("code_expert.blocks.1")}
-        self.assert_refused(self.save_100m(model), 3, "found 1 layers, expected 2")
+        self.assert_refused(self.save_100m(model), "found 1 layers, expected 2")
         model = {k.replace("blocks.0", "blocks.1") if k.startswith("text") else k: v for k, v in tiny_100m().items()}
-        self.assert_refused(self.save_100m(model), 3, "text_expert.blocks.")
-        self.assert_refused(self.save_100m(tiny_100m(expert_dim=6)), 3, "6 columns", "multiple of 4")
+        self.assert_refused(self.save_100m(model), "text_expert.blocks.")
+        self.assert_refused(self.save_100m(tiny_100m(expert_dim=6)), "6 columns", "multiple of 4")
         state, storages = state_and_storages(tiny_100m())
         state["final_norm.weight"] = tensor("0", (16,), 48, kind="DoubleStorage")
-        self.assert_refused(self.save(state, storages), 3, "final_norm.weight", "F64")
+        self.assert_refused(self.save(state, storages), "final_norm.weight", "F64")
 
     def test_settings(self):
         file = self.folder / "c.json"
@@ -121,13 +118,13 @@ class RefusalsTest(Mmrec100mCase):
                            ('{"eos_token_id": 6}', "eos_token_id"), ('{"eos_token_id": []}', "eos_token_id"),
                            ('{"bos_token_id": "x"}', "bos_token_id"), ('{"num_layers": 1.0}', "num_layers")):
             file.write_text(text)
-            self.assert_refused(path, 3, part, arguments=["--config", file])
-        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"num_heads": "x"}}), 3, "num_heads")
+            self.assert_refused(path, part, arguments=["--config", file])
+        self.assert_refused(self.save_100m(wrap=lambda s: {"model_state_dict": s, "args": {"num_heads": "x"}}), "num_heads")
 
     def test_options_of_other_models(self):
-        self.assert_refused(self.save_100m(), 3, "--bank", "mmrec100m", arguments=["--bank", "false"])
-        self.assert_refused(self.save_100m(), 3, "--calls", "mmrec100m", arguments=["--calls", "whole"])
-        self.assert_refused(self.save_model(tiny_model()), 3, "--expert", "mmrec", arguments=["--expert", "both"])
+        self.assert_refused(self.save_100m(), "--bank", "mmrec100m", arguments=["--bank", "false"])
+        self.assert_refused(self.save_100m(), "--calls", "mmrec100m", arguments=["--calls", "whole"])
+        self.assert_refused(self.save_model(tiny_model()), "--expert", "mmrec", arguments=["--expert", "both"])
         done = self.run_script(self.save_100m(), "-o", self.out, "--expert", "all")
         self.assertEqual(done.returncode, 2, done.stderr)
 

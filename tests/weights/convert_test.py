@@ -43,8 +43,7 @@ class FixturesTest(ConvertCase):
     def test_training_checkpoint_gives_the_same_tensors(self):
         converted = self.convert(UPSTREAM / "mdi/checkpoint.pt")
         self.assertEqual(converted, read_safetensors(UPSTREAM / "mdi/model.safetensors"))
-        config = json.loads((self.out / "config.json").read_text())
-        expected = json.loads((UPSTREAM / "mdi/config.json").read_text())
+        config, expected = self.config(), json.loads((UPSTREAM / "mdi/config.json").read_text())
         self.assertEqual({key: config[key] for key in expected}, expected)
 
     def test_mixed_state_dict_gives_the_same_numbers(self):
@@ -58,7 +57,7 @@ class FixturesTest(ConvertCase):
             else:  # what the fixture holds in fp32, rounded to this type
                 rounded = dtypes.from_f32(expected[tensor_name][2], entry[0], tensor_name)
                 self.assertEqual(entry[2], rounded, tensor_name)
-        config = json.loads((self.out / "config.json").read_text())
+        config = self.config()
         self.assertEqual((config["use_hem"], config["num_heads"], config["ffn_dim"]), (True, 3, 160))
 
     def test_one_type_for_all(self):
@@ -70,14 +69,14 @@ class FixturesTest(ConvertCase):
 
     def test_configuration_from_a_file(self):
         self.convert(UPSTREAM / "mdi/checkpoint.pt", "--config", UPSTREAM / "mdi/config.json")
-        self.assertEqual(json.loads((self.out / "config.json").read_text())["num_heads"], 4)
+        self.assertEqual(self.config()["num_heads"], 4)
 
     def test_format_from_before_1_6_is_refused_with_the_remedy(self):
         """The fixture is the beginning of a file of torch.save: all its pickles and the first numbers."""
-        self.assert_refused(UPSTREAM / "mdi/checkpoint_legacy.pt", 3, "before 1.6", "torch.save(torch.load(")
+        self.assert_refused(UPSTREAM / "mdi/checkpoint_legacy.pt", "before 1.6", "torch.save(torch.load(")
 
     def test_number_of_heads_is_asked_for(self):
-        self.assert_refused(UPSTREAM / "hem/state_dict_mixed.pt", 3, "num_heads", "--num-heads N")
+        self.assert_refused(UPSTREAM / "hem/state_dict_mixed.pt", "num_heads", "--num-heads N")
 
 
 class LayoutsTest(ConvertCase):
@@ -90,7 +89,7 @@ class LayoutsTest(ConvertCase):
                      lambda s: {"state_dict": s, "model_config": {"num_heads": 2, "unknown": "kept out"}},
                      lambda s: {"model": {"module._orig_mod." + k: v for k, v in s.items()}, "config": {"num_heads": 2}}):
             self.expect_tiny(self.convert(self.save_model(wrap=wrap)))
-            self.assertNotIn("unknown", json.loads((self.out / "config.json").read_text()))
+            self.assertNotIn("unknown", self.config())
             shutil.rmtree(self.out)
 
     def test_bare_state_dict_of_parameters_with_metadata(self):
@@ -134,7 +133,7 @@ class LayoutsTest(ConvertCase):
     def test_dpg_and_hem(self):
         model = tiny_model(use_hem=True, use_dpg=True, dpg_rank=3)
         self.expect_tiny(self.convert(self.save_model(model)), model)
-        config = json.loads((self.out / "config.json").read_text())
+        config = self.config()
         self.assertEqual((config["use_hem"], config["use_dpg"], config["dpg_rank"]), (True, True, 3))
 
     def test_tensors_that_inference_does_not_use_are_left_out(self):
@@ -176,7 +175,7 @@ class LayoutsTest(ConvertCase):
                            (ranks(VOCAB), "tokenizer_config.json with their pattern")):
             with self.subTest(part=part):
                 (self.folder / "t").write_bytes(data)
-                self.assert_refused(path, 3, part, arguments=["--tokenizer", self.folder / "t"])
+                self.assert_refused(path, part, arguments=["--tokenizer", self.folder / "t"])
 
     def test_a_rank_file_brings_its_configuration_along(self):
         (self.folder / "t.tiktoken").write_bytes(ranks(VOCAB))
@@ -252,7 +251,7 @@ class MaliciousTest(ConvertCase):
             for names, payload in payloads.items():
                 with self.subTest(protocol=protocol, payload=names):
                     data = pickle.dumps({"model_state_dict": {}, "x": payload}, protocol=protocol)
-                    self.assert_refused(self.save(data), 3, *([names.split(".")[1]] if protocol in (2, 4) else []))
+                    self.assert_refused(self.save(data), *([names.split(".")[1]] if protocol in (2, 4) else []))
         self.assertFalse(witness.exists())
 
     def test_the_payloads_would_run(self):
@@ -266,14 +265,14 @@ class MaliciousTest(ConvertCase):
                                   ("collections", "OrderedDict.fromkeys"), ("collections.OrderedDict", "x"),
                                   ("__main__", "Evil"), ("antigravity", "x")):
             path = self.save({"a": call(name(module, attribute), "x")})
-            self.assert_refused(path, 3, f"needs {module}.{attribute}", "not loaded")
+            self.assert_refused(path, f"needs {module}.{attribute}", "not loaded")
 
     def test_a_storage_class_cannot_be_called(self):
-        self.assert_refused(self.save({"a": call(name("torch", "FloatStorage"), 1)}), 3, "calls torch.FloatStorage")
+        self.assert_refused(self.save({"a": call(name("torch", "FloatStorage"), 1)}), "calls torch.FloatStorage")
 
     def test_opcodes_that_make_objects_are_refused(self):
         for code in (b"\x81", b"\x92", b"i", b"o", b"\x82\x01", b"\x83\x01\x00", b"\x84\x01\x00\x00\x00", b"P1\n", b"\x97", b"\x98"):
-            self.assert_refused(self.save(b"\x80\x02" + code + b"."), 3, "pickle opcode")
+            self.assert_refused(self.save(b"\x80\x02" + code + b"."), "pickle opcode")
 
     def test_malformed_pickles(self):
         for data in (b"", b".", b"\x80", b"\x80\x02", b"\x80\x02}", b"\x80\x02}}.", b"\x80\x02(.", b"\x80\x02t.", b"\x80\x02R.",
@@ -282,35 +281,32 @@ class MaliciousTest(ConvertCase):
                      b"\x80\x02}}Ns.", b"\x80\x02](0.", b"\x80\x02cos", b"\x80\x02c\xff\n\n.", b"\x80\x02NQ.", b"\x80\x02NNb.",
                      b"\x80\x02\x8a\xff", b"\x80\x04NN\x93.", b"\x80\x02]q\x00a.", b"\x80\x02(\x85.", b"\x80\x02q\x00."):
             with self.subTest(data=data):
-                self.assert_refused(self.save(data), 3)
+                self.assert_refused(self.save(data))
 
     def test_bombs_are_refused_or_cheap(self):
         start = time.monotonic()
         nested = b"\x80\x02" + b"(" * 1_000_000
-        self.assert_refused(self.save(nested), 3)
+        self.assert_refused(self.save(nested))
         deep = b"\x80\x02)" + b"\x85" * 1_000_000 + b"."
-        self.assert_refused(self.save(deep), 3, "not a state dict")
+        self.assert_refused(self.save(deep), "not a state dict")
         memo = b"\x80\x02]" + b"r\xff\xff\xff\xff" * 1000 + b"."
-        self.assert_refused(self.save(memo), 3, "not a state dict")
+        self.assert_refused(self.save(memo), "not a state dict")
         doubling = b"\x80\x02)" + b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200)) + b"."
-        self.assert_refused(self.save(doubling), 3)
+        self.assert_refused(self.save(doubling))
         self.assertLess(time.monotonic() - start, 60)
 
     def test_integers_whose_hashes_meet_are_refused_at_once(self):
         meet = ((1 << 61) - 1) * 4  # all have the hash 0
         numbers = b"".join(op(meet * i) + b"N" for i in range(1, 30_000))
         start = time.process_time()
-        code, error = self.convert_here(self.save(b"\x80\x02}(" + numbers + b"u."))
-        self.assertEqual(code, 3)
-        self.assertIn("no number of a parameter", error)
+        self.assert_refused(self.save(b"\x80\x02}(" + numbers + b"u."), "no number of a parameter")
         self.assertLess(time.process_time() - start, 3)
 
     def test_a_storage_that_many_tensors_share_is_not_written_for_each(self):
         model = tiny_model(num_layers=4, ffn_dim=5000)
         most = max(len(values) for _, values in model.values())
         state = {k: tensor("0", shape, elements=most) for k, (shape, _) in model.items()}
-        code, error = self.convert_here(self.save(state, {"0": bytes(4 * most)}), "--num-heads", 1)
-        self.assertEqual((code, "share their storages" in error), (3, True), error)
+        self.assert_refused(self.save(state, {"0": bytes(4 * most)}), "share their storages", arguments=["--num-heads", 1])
 
     def test_a_storage_is_read_once(self):
         model, at, reads = tiny_model(num_layers=3), 0, collections.Counter()
@@ -337,14 +333,14 @@ class MaliciousTest(ConvertCase):
                     tensor("0", (6, 8), elements=1 << 60), tensor("0", (-6, 8)), tensor("0", (6, 8), stride=(8, True)),
                     tensor("0", (6.0, 8), stride=(8, 1)), tensor("../../etc/passwd", (6, 8)), tensor("", (6, 8)),
                     tensor("0", (1,) * 9)):
-            self.assert_refused(self.save({**good, "embedding.weight": bad}, storages), 3, arguments=["--num-heads", "1"])
+            self.assert_refused(self.save({**good, "embedding.weight": bad}, storages), arguments=["--num-heads", "1"])
 
     def test_storages_that_are_missing_or_short(self):
         state, storages = state_and_storages(tiny_model())
         arguments = ["--num-heads", "1"]
-        self.assert_refused(self.save(state, {k: v for k, v in storages.items() if k != "3"}), 3, "data/3", "missing",
+        self.assert_refused(self.save(state, {k: v for k, v in storages.items() if k != "3"}), "data/3", "missing",
                             arguments=arguments)
-        self.assert_refused(self.save(state, {**storages, "3": storages["3"][:-1]}), 3, "data/3", "expected",
+        self.assert_refused(self.save(state, {**storages, "3": storages["3"][:-1]}), "data/3", "expected",
                             arguments=arguments)
 
     def test_archives_that_are_no_checkpoints(self):
@@ -353,31 +349,31 @@ class MaliciousTest(ConvertCase):
                            (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"), (LEGACY_MAGIC, "before 1.6"),
                            (b"\x02\0\0\0\0\0\0\0{}", "safetensors")):
             path.write_bytes(data)
-            self.assert_refused(path, 3, part)
+            self.assert_refused(path, part)
         whole = self.save_model().read_bytes()
         path.write_bytes(whole[:len(whole) // 2])
-        self.assert_refused(path, 3, "cut short")
+        self.assert_refused(path, "cut short")
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("a.txt", "")
-        self.assert_refused(path, 3, "data.pkl")
+        self.assert_refused(path, "data.pkl")
 
     def test_compressed_and_damaged_archives(self):
         state, storages = state_and_storages(tiny_model())
         path = self.save(state, storages, compression=zipfile.ZIP_DEFLATED)
-        self.assert_refused(path, 3, "compressed")
+        self.assert_refused(path, "compressed")
         path = self.save(state, storages)
         data = bytearray(path.read_bytes())
         at = data.find(storages["0"])
         data[at] ^= 1
         path.write_bytes(data)
-        self.assert_refused(path, 3, "data/0", "damaged", arguments=["--num-heads", "1"])
+        self.assert_refused(path, "data/0", "damaged", arguments=["--num-heads", "1"])
 
     def test_big_endian_archives(self):
         path = self.folder / "checkpoint.pt"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("m/data.pkl", b"\x80\x02}.")
             archive.writestr("m/byteorder", "big")
-        self.assert_refused(path, 3, "big-endian")
+        self.assert_refused(path, "big-endian")
 
     def test_names_from_a_checkpoint_do_not_reach_the_terminal_raw(self):
         state, storages = state_and_storages(tiny_model())
@@ -392,15 +388,15 @@ class RefusalsTest(ConvertCase):
     def test_missing_and_misshapen_tensors(self):
         for tensor_name in ("embedding.weight", "norm.weight", "blocks.0.W_g.bias", "blocks.0.ffn.0.weight"):
             model = {k: v for k, v in tiny_model().items() if k != tensor_name}
-            self.assert_refused(self.save_model(model), 3, tensor_name, "missing")
+            self.assert_refused(self.save_model(model), tensor_name, "missing")
         model = {**tiny_model(), "blocks.0.W_g.weight": ((4, 16), [0.0] * 64)}
-        self.assert_refused(self.save_model(model), 3, "blocks.0.W_g.weight", "[4, 16]", "[8, 8]")
+        self.assert_refused(self.save_model(model), "blocks.0.W_g.weight", "[4, 16]", "[8, 8]")
 
     def test_types_that_are_no_weights(self):
         for kind in ("DoubleStorage", "LongStorage", "BoolStorage"):
             state, storages = state_and_storages(tiny_model())
             state["norm.weight"] = tensor("0", (8,), 8, kind=kind)
-            self.assert_refused(self.save(state, storages), 3, "norm.weight", "expected F32, F16 or BF16",
+            self.assert_refused(self.save(state, storages), "norm.weight", "expected F32, F16 or BF16",
                                 arguments=["--num-heads", "1"])
 
     def test_configuration_that_contradicts_the_shapes(self):
@@ -411,7 +407,7 @@ class RefusalsTest(ConvertCase):
                               ({"num_heads": 2, "use_hem": True}, ("use_hem",)),
                               ({"num_heads": 2, "mem_dim": 4}, ("mem_dim",)),
                               ({"num_heads": 2, "use_sparse": True}, ("use_sparse",))):
-            self.assert_refused(self.save_model(wrap=wrap(config)), 3, *parts)
+            self.assert_refused(self.save_model(wrap=wrap(config)), *parts)
 
     def test_configuration_files(self):
         path = self.save_model()
@@ -420,8 +416,8 @@ class RefusalsTest(ConvertCase):
                            ('{"num_heads":8,"ffn_dim":13}', "ffn_dim"), ('{"model_type":"llama"}', "model_type"),
                            ("[" * 100_000, "not JSON")):
             file.write_text(text)
-            self.assert_refused(path, 3, part, arguments=["--config", file])
-        self.assert_refused(path, 3, "none.json", arguments=["--config", self.folder / "none.json"])
+            self.assert_refused(path, part, arguments=["--config", file])
+        self.assert_refused(path, "none.json", arguments=["--config", self.folder / "none.json"])
 
     def test_values_that_the_programs_refuse_are_refused(self):
         file, path = self.folder / "c.json", self.save_model(wrap=lambda state: state)
@@ -431,9 +427,7 @@ class RefusalsTest(ConvertCase):
                      '"eos_token_id":[1,null]', '"eos_token_id":{}', '"dpg_rank":0', '"mem_dim":-1', '"use_sparse":0'):
             file.write_text('{"num_heads":1,' + text + "}")
             with self.subTest(config=text):
-                code, error = self.convert_here(path, "--config", file)
-                self.assertEqual(code, 3, error)
-                self.assertIn(text.split('"')[1] + ": found ", error)
+                self.assert_refused(path, text.split('"')[1] + ": found ", arguments=["--config", file])
             own = json.loads("{" + text + "}")
             if not any(isinstance(value, dict) for value in own.values()):  # and where the checkpoint brings it along
                 inside = self.save_model(wrap=lambda state: {"model_state_dict": state, "config": {"num_heads": 1, **own}})
@@ -446,19 +440,17 @@ class RefusalsTest(ConvertCase):
 
     def test_devices_and_pipes_are_not_read(self):
         os.mkfifo(self.folder / "pipe")
-        for option in ("--config", "--tokenizer"):
-            for path in ("/dev/zero", self.folder / "pipe", self.folder):
-                code, error = self.convert_here(self.save_model(), option, path)
-                self.assertEqual((code, "not a regular file" in error), (3, True), error)
         os.truncate(self.save_model().rename(self.folder / "large"), 65 << 20)
-        for option in ("--config", "--tokenizer"):
-            code, error = self.convert_here(self.save_model(), option, self.folder / "large")
-            self.assertEqual((code, "file is too large" in error), (3, True), error)
+        other = "not a regular file"
+        for path, part in (("/dev/zero", other), (self.folder / "pipe", other), (self.folder, other),
+                           (self.folder / "large", "file is too large")):
+            for option in ("--config", "--tokenizer"):
+                self.assert_refused(self.save_model(), part, arguments=[option, path])
 
     def test_inputs_that_are_not_there(self):
-        self.assert_refused(self.folder / "none.pt", 3, "none.pt", "no such file")
-        self.assert_refused(self.folder, 3, "not a regular file")
-        self.assert_refused(self.save_model(), 3, "none.model", arguments=["--tokenizer", self.folder / "none.model"])
+        self.assert_refused(self.folder / "none.pt", "none.pt", "no such file")
+        self.assert_refused(self.folder, "not a regular file")
+        self.assert_refused(self.save_model(), "none.model", arguments=["--tokenizer", self.folder / "none.model"])
 
     def test_usage(self):
         for arguments in ((), ("x.pt",), ("x.pt", "-o", "y", "--dtype", "f64"), ("x.pt", "-o", "y", "--unknown"),
@@ -481,7 +473,7 @@ class RefusalsTest(ConvertCase):
     def test_a_failure_on_the_way_leaves_nothing(self):
         state, storages = state_and_storages(tiny_model())
         del storages[str(len(storages) - 1)]  # found only after most of the file was written
-        self.assert_refused(self.save(state, storages), 3, "missing", arguments=["--num-heads", "1"])
+        self.assert_refused(self.save(state, storages), "missing", arguments=["--num-heads", "1"])
 
     def test_termination_on_the_way_leaves_nothing(self):
         shape, model = (200_000, 8), tiny_model(vocab_size=200_000)
