@@ -1,16 +1,13 @@
 #include "engine/quantize/output_folder.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <system_error>
 #include <utility>
 
 #include "engine/require.h"
 #include "mmrec/errors.h"
 #include "models/files/file.h"
-#include "models/files/interrupted.h"
 
 namespace mmrec::engine {
 namespace {
@@ -32,16 +29,7 @@ OutputFile::OutputFile(const std::filesystem::path& path)
       replacement_(writing([&] { return models::Replacement(path, models::Replacement::Mode::kUsual); })) {}
 
 void OutputFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = models::uninterrupted(
-        [&] { return ::pwrite(replacement_.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
-    if (n < 0) {
-      const std::error_code error(errno, std::generic_category());
-      throw WriteError(fmt::format("{}: cannot write: {}", path_.string(), error.message()));
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
-  }
+  writing([&] { replacement_.write(offset, bytes); });
 }
 
 OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) {

@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <climits>
-#include <cstdint>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -59,6 +58,16 @@ Replacement::~Replacement() {
   if (has_name_) ::unlink(temporary_.c_str());
 }
 
+void Replacement::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n =
+        uninterrupted([&] { return ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+    if (n < 0) fail("cannot write", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+}
+
 void Replacement::commit() {
   if (uninterrupted([&] { return ::fsync(fd_); }) != 0) fail("cannot write to the disk", errno);
   if (!has_name_) {  // a link cannot replace a file: it gets a name beside the target first
@@ -85,11 +94,7 @@ void Replacement::fail(const char* what, int error) const {
 
 void replace_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {
   Replacement replacement(path, Replacement::Mode::kPrivate);
-  while (!bytes.empty()) {
-    const ssize_t n = uninterrupted([&] { return ::write(replacement.descriptor(), bytes.data(), bytes.size()); });
-    if (n < 0) throw std::system_error(errno, std::generic_category(), path.string() + ": cannot write");
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
+  replacement.write(0, bytes);
   replacement.commit();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -26,6 +27,8 @@ class Replacement {
 
   /// For writing.
   int descriptor() const { return fd_; }
+  /// Writes all of `bytes` from byte `offset` on. Thread-safe.
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
   /// Its name until commit(), if it has one. A signal handler may remove that file.
   const std::string& temporary() const { return temporary_; }
   /// Puts the file in its place once the disk has it, and has the disk take the folder too.

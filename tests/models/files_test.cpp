@@ -56,9 +56,9 @@ ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   if (fails("pread")) return fault.error == 0 ? 0 : -1;
   return next(fd, to, size, offset);
 }
-ssize_t write(int fd, const void* from, size_t size) {
-  static auto* const next = real<ssize_t(int, const void*, size_t)>("write");
-  return fails("write") ? -1 : next(fd, from, size);
+ssize_t pwrite(int fd, const void* from, size_t size, off_t offset) {
+  static auto* const next = real<ssize_t(int, const void*, size_t, off_t)>("pwrite");
+  return fails("pwrite") ? -1 : next(fd, from, size, offset);
 }
 int fsync(int fd) {
   static auto* const next = real<int(int)>("fsync");
@@ -194,7 +194,7 @@ TEST(Files, ReplacingLeavesOneFileWithTheNewBytes) {
   fault = {"open", EOPNOTSUPP, 1};  // no files without a name there
   replace_file(path, bytes("two"));
   EXPECT_EQ(read_file(path), "two");
-  fault = {"write", EINTR, 2};
+  fault = {"pwrite", EINTR, 2};
   replace_file(path, bytes("four"));
   fault = {"close", EINTR, 1};
   replace_file(path, bytes("five"));
@@ -212,7 +212,7 @@ TEST(Files, ReplacingThatFailsLeavesTheFileAsItWas) {
   const fs::path path = folder / "file";
   write_file(path, "old");
   const auto replace = [&] { replace_file(path, bytes("new")); };
-  EXPECT_EQ(code_while({"write", ENOSPC, 1}, "cannot write", replace), std::errc::no_space_on_device);
+  EXPECT_EQ(code_while({"pwrite", ENOSPC, 1}, "cannot write", replace), std::errc::no_space_on_device);
   EXPECT_EQ(code_while({"fsync", EIO, 1}, "cannot write to the disk", replace), std::errc::io_error);
   EXPECT_EQ(code_while({"close", EIO, 1}, "cannot write", replace), std::errc::io_error);
   EXPECT_EQ(code_while({"rename", EACCES, 1}, "cannot replace", replace), std::errc::permission_denied);
