@@ -109,13 +109,7 @@ inline float reduce_max(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
-/// In two steps, as 2^n itself may leave the range of normal numbers.
-inline Vec scale_pow2(Vec p, Vec n) {
-  const IVec i = {(Ints)_mm256_cvtps_epi32(n.v)};
-  const IVec half = shift_right<1>(i);
-  const IVec bias = iset1(127);
-  return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
-}
+inline Vec scale_pow2(Vec p, Vec n) { return scale_in_steps(p, {(Ints)_mm256_cvtps_epi32(n.v)}); }
 
 inline DVec widen(Vec a) {
   return {_mm256_cvtps_pd(_mm256_castps256_ps128(a.v)), _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1))};

@@ -120,14 +120,8 @@ inline float reduce_max(Vec a) {
   return even > odd ? even : odd;
 }
 
-/// In two steps, as 2^n itself may leave the range of normal numbers. n + 1.5 * 2^23 carries n in its low bits; a NaN
-/// gives some integer, and p is NaN then.
-inline Vec scale_pow2(Vec p, Vec n) {
-  const IVec i = as_int(n + set1(12582912.0F)) - iset1(0x4b400000);
-  const IVec half = shift_right<1>(i);
-  const IVec bias = iset1(127);
-  return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(i - half + bias));
-}
+/// n + 1.5 * 2^23 carries n in its low bits; a NaN gives some integer, and p is NaN then.
+inline Vec scale_pow2(Vec p, Vec n) { return scale_in_steps(p, as_int(n + set1(12582912.0F)) - iset1(0x4b400000)); }
 
 inline DVec widen(Vec a) { return {Doubles{a.v[0], a.v[1]}, Doubles{a.v[2], a.v[3]}}; }
 inline Vec narrow(DVec a) {

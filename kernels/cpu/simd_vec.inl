@@ -46,6 +46,13 @@ inline IVec shift_right(IVec a) {
   return {a.v >> n};
 }
 
+/// p * 2^n of scale_pow2(), in two steps, as 2^n itself may leave the range of normal numbers.
+inline Vec scale_in_steps(Vec p, IVec n) {
+  const IVec half = shift_right<1>(n);
+  const IVec bias = iset1(127);
+  return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(n - half + bias));
+}
+
 inline DVec dload(const double* p) {
   return {*reinterpret_cast<const DoublesAnywhere*>(p), *reinterpret_cast<const DoublesAnywhere*>(p + kLanes / 2)};
 }
