@@ -271,12 +271,7 @@ void widen_rows(const WeightView<Host>& w, float* to) {
   if constexpr (kIsQuantized<F>) {
     dequantise_rows<F>(w, to, [](float scale) { return scale; });
   } else {
-    const auto* const p = F::row(w, 0, 0);
-    const std::int64_t count = w.rows * w.cols;
-    std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(to + i, load(p + i));
-    const int rest = static_cast<int>(count - i);
-    if (rest != 0) store_partial(to + i, load_partial(p + i, rest), rest);
+    map_by(F::row(w, 0, 0), to, w.rows * w.cols, [](Vec x) { return x; });
   }
 }
 

@@ -21,18 +21,10 @@ constexpr float kLeastLogDecay = -87.0F;
 constexpr float kMostLogDecay = 88.0F;
 
 inline Decay decay(Vec log_a) {
-  constexpr float kLog2E = 1.44269504088896341F;
-  constexpr float kLn2High = 0.693359375F;
-  constexpr float kLn2Low = -2.12194440e-4F;
   constexpr float kRound = 12582912.0F + 127.0F;  // rounds to an integer n and leaves n + 127 in the low bits
-  // As in exp(): e^r = 1 + r + r^2 P(r).
-  constexpr float kP[] = {0.4999999403953552F, 0.1666651964187622F, 0.04166839271783829F, 0.008368780836462975F,
-                          0.0013814467238262296F};
   const Vec x = min(set1(kMostLogDecay), max(set1(kLeastLogDecay), log_a));  // log_a last: NaN passes
   const Vec shifted = fma(x, set1(kLog2E), set1(kRound));
-  const Vec n = shifted - set1(kRound);
-  const Vec r = fma(n, set1(-kLn2Low), fma(n, set1(-kLn2High), x));
-  const Vec p = fma(r * r, polynomial(r, kP), r);
+  const Vec p = exp_of_rest(x, shifted - set1(kRound));
   const Vec power = as_float(shift_left<23>(as_int(shifted)));
   const Vec scale = select(less(log_a, set1(kLeastLogDecay)), zero(), power);
   return {scale, scale * p};
@@ -88,10 +80,7 @@ struct Piece {
   std::int64_t vectors;
   std::int64_t channels;
 
-  int lanes(std::int64_t v) const {
-    const std::int64_t rest = channels - v * kLanes;
-    return rest < kLanes ? static_cast<int>(rest) : kLanes;
-  }
+  int lanes(std::int64_t v) const { return lanes_left(channels - v * kLanes); }
 };
 
 /// body(row, vector) over a piece, along memory.

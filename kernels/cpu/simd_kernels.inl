@@ -23,6 +23,15 @@ namespace {
 
 // --- Element-wise kernels over contiguous fp32 values, and the reductions of rmsnorm and segment_sum.
 
+/// In order of the lanes.
+inline double reduce_add(DVec sum) {
+  double lanes[kLanes];
+  dstore(lanes, sum);
+  double total = 0.0;
+  for (const double lane : lanes) total += lane;
+  return total;
+}
+
 /// Sum of x^2 in kLanes fp64 chains, added in order of their lanes.
 double sum_squares(const float* x, std::int64_t count) {
   DVec sum = dset1(0.0);
@@ -30,11 +39,7 @@ double sum_squares(const float* x, std::int64_t count) {
     const DVec v = widen(load_partial(x + i, lanes_left(count - i)));
     sum = fma(v, v, sum);
   }
-  double lanes[kLanes];
-  dstore(lanes, sum);
-  double total = 0.0;
-  for (const double lane : lanes) total += lane;
-  return total;
+  return reduce_add(sum);
 }
 
 void scale_by(const float* x, const float* weight, float scale, float* y, std::int64_t count) {
@@ -230,17 +235,16 @@ void attend(const float* q, const float* slots, std::int64_t stride, std::int64_
 
 constexpr int kGroup = 4;        // vectors looked at together, each with a sum of its own
 constexpr float kGrowth = 8.0F;  // e^8 times the terms of a lane stays far inside fp32
-constexpr float kFiniteMax = 3.40282347e38F;
 
 template <class T>
 void max_sum(const void* input, std::int64_t count, float* max_out, double* sum_out) {
   const T* x = static_cast<const T*>(input);
-  Vec m = set1(-kFiniteMax);  // finite, so that -inf - m is -inf and not NaN
+  Vec m = set1(-kLargest);  // finite, so that -inf - m is -inf and not NaN
   Vec sum[kGroup] = {zero(), zero(), zero(), zero()};
   const auto raise = [&](Vec top) {
     const Mask grown = less(m + set1(kGrowth), top);
     if (!any(grown)) return;
-    const Vec higher = select(grown, min(set1(kFiniteMax), top), m);
+    const Vec higher = select(grown, min(set1(kLargest), top), m);
     const Vec scale = exp(m - higher);
     for (Vec& s : sum) s = s * scale;
     m = higher;
@@ -270,25 +274,15 @@ void max_sum(const void* input, std::int64_t count, float* max_out, double* sum_
   }
   const float top = reduce_max(m);
   const Vec scale = exp(m - set1(top));
-  DVec wide = widen((sum[0] + sum[1]) * scale) + widen((sum[2] + sum[3]) * scale);
-  double lane[kLanes];
-  dstore(lane, wide);
-  double total = 0.0;
-  for (const double part : lane) total += part;
   *max_out = top;
-  *sum_out = total;
+  *sum_out = reduce_add(widen((sum[0] + sum[1]) * scale) + widen((sum[2] + sum[3]) * scale));
 }
 
 template <class T>
 void scaled_exp(const void* input, std::int64_t count, float max, float scale, void* output) {
   const T* x = static_cast<const T*>(input);
   T* y = static_cast<T*>(output);
-  const Vec m = set1(max);
-  const Vec s = set1(scale);
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(y + i, s * exp(load(x + i) - m));
-  const int rest = static_cast<int>(count - i);
-  if (rest != 0) store_partial(y + i, s * exp(load_partial(x + i, rest) - m), rest);
+  map_by(x, y, count, [m = set1(max), s = set1(scale)](Vec v) { return s * exp(v - m); });
 }
 
 // --- Stored numbers as bytes. Loops that a compiler vectorises.

@@ -43,26 +43,29 @@ inline Vec polynomial(Vec x, const float (&c)[n]) {
   return p;
 }
 
-/// e^x within 1 ulp or so; -inf gives 0, overflow +inf, underflow is gradual, NaN stays NaN.
-inline Vec exp(Vec x) {
-  constexpr float kLog2E = 1.44269504088896341F;
-  constexpr float kLn2High = 0.693359375F;  // 9 bits of mantissa: n * kLn2High is exact
-  constexpr float kLn2Low = -2.12194440e-4F;
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+constexpr float kLog2E = 1.44269504088896341F;
+constexpr float kLn2High = 0.693359375F;  // 9 bits of mantissa: n * kLn2High is exact
+constexpr float kLn2Low = -2.12194440e-4F;
+
+/// e^r - 1 of r = x - n ln(2), where n is the integer next to x / ln(2).
+inline Vec exp_of_rest(Vec x, Vec n) {
   // e^r = 1 + r + r^2 P(r) on |r| <= ln(2) / 2: relative error 3e-9.
   constexpr float kP[] = {0.4999999403953552F, 0.1666651964187622F, 0.04166839271783829F, 0.008368780836462975F,
                           0.0013814467238262296F};
+  const Vec r = fma(n, set1(-kLn2Low), fma(n, set1(-kLn2High), x));
+  return fma(r * r, polynomial(r, kP), r);
+}
+
+/// e^x within 1 ulp or so; -inf gives 0, overflow +inf, underflow is gradual, NaN stays NaN.
+inline Vec exp(Vec x) {
+  constexpr float kRound = 12582912.0F;         // 1.5 * 2^23: adding and subtracting it rounds to an integer
   x = min(set1(89.0F), max(set1(-104.0F), x));  // x last, so that NaN passes
   const Vec n = fma(x, set1(kLog2E), set1(kRound)) - set1(kRound);
-  const Vec r = fma(n, set1(-kLn2Low), fma(n, set1(-kLn2High), x));
-  const Vec p = fma(r * r, polynomial(r, kP), r) + set1(1.0F);
-  return scale_pow2(p, n);
+  return scale_pow2(exp_of_rest(x, n) + set1(1.0F), n);
 }
 
 /// log(1 + f) + correction + e * log(2) for 1 + f in [sqrt(1/2), sqrt(2)).
 inline Vec log_from_parts(Vec f, Vec e, Vec correction) {
-  constexpr float kLn2High = 0.693359375F;
-  constexpr float kLn2Low = -2.12194440e-4F;
   // log(1 + f) = f - f^2 / 2 + f^3 P(f): relative error 8e-10.
   constexpr float kP[] = {0.3333331346511841F,  -0.25000008940696716F, 0.2000211924314499F,
                           -0.1666799634695053F, 0.14219552278518677F,  -0.1240558847784996F,
@@ -131,12 +134,18 @@ inline Vec gelu_tanh(Vec x) {
   return x * sigmoid(x * fma(x * x, set1(kCubic), set1(kTwoRoots)));
 }
 
-template <Vec (*f)(Vec)>
-void map(const float* x, float* y, std::int64_t count) {
+/// y[i] = f(x[i]) of a Vec at a time.
+template <class From, class To, class F>
+inline void map_by(const From* x, To* y, std::int64_t count, const F& f) {
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(y + i, f(load(x + i)));
   const int rest = static_cast<int>(count - i);
   if (rest != 0) store_partial(y + i, f(load_partial(x + i, rest)), rest);
+}
+
+template <Vec (*f)(Vec)>
+void map(const float* x, float* y, std::int64_t count) {
+  map_by(x, y, count, [](Vec v) { return f(v); });
 }
 
 constexpr MathKernels kMathKernels = {map<exp>, map<log>, map<log1p>, map<sigmoid>, map<gelu>, map<gelu_tanh>};
