@@ -4,8 +4,10 @@
 //   Config                      the members that ConfigReader asks for, Arch, num_layers, num_heads and parse();
 //                               state_layout(config) stands beside it
 //   Fields<Matrix, Vector>      its weights; visit(f, fields...) calls f(Field, members...) for each of them
-//   sizes, rules, is_tied       the tensors of a checkpoint (models/weights/fields.h); whether the embedding is the
-//   head Net<Backend, A>             its equations, for models/runtime/forward.h describe(config, info)      sets sizes
+//   sizes, rules                the tensors of a checkpoint (models/weights/fields.h)
+//   is_tied                     whether the embedding is the head
+//   Net<Backend, A>             its equations, for models/runtime/forward.h
+//   describe(config, info)      sets sizes
 //   correct_bytes(config, type, info)
 //                               moves the bytes that a step reads only with a memory; `type`: of the matrices, if one
 //   products(config), synthetic(sizes)
