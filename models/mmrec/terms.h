@@ -242,7 +242,7 @@ class BlockTerms {
 
  private:
   void round_carry(const Batch& b, Matrix<const float> state, std::int64_t time) {
-    if constexpr (Work::kRounds) kernels::copy_rows(work.backend, state, Work::row_of(work.h_rounded(b), time));
+    if constexpr (kRounds<A>) kernels::copy_rows(work.backend, state, Work::row_of(work.h_rounded(b), time));
   }
   template <class Y>
   typename Work::template Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias,

@@ -37,8 +37,6 @@ class Workspace {
   template <class Y>
   using Job = kernels::Linear<Space, A, Y>;
 
-  /// Whether what enters a product is rounded, so that it needs memory of its own.
-  static constexpr bool kRounds = !std::is_same_v<A, float>;
   /// Whether weights are composed (layer_fields.h).
   static constexpr bool kComposed = std::is_same_v<Space, kernels::Device>;
 
@@ -86,7 +84,7 @@ class Workspace {
     for (auto* activation : {&qvzk, &zm_, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
     u.reserve(backend, std::max(rows, plan.alone));  // all that the largest chunk needs here
     h_.reserve(backend, rows + carries);
-    if constexpr (kRounds) attended_.reserve(backend, rows);
+    if constexpr (kRounds<A>) attended_.reserve(backend, rows);
     if constexpr (kComposed) beside_h_.reserve(backend, rows + carries);
     rows_ = rows, carries_ = carries;
     return true;
@@ -116,31 +114,15 @@ class Workspace {
   Sequence<A> zm(const Batch& b) { return kComposed ? qvzk.columns(b, 3 * dim(), dim()) : zm_(b); }
   Matrix<A> zm(std::int64_t rows) { return kComposed ? qvzk(rows).middle_cols(3 * dim(), dim()) : zm_(rows); }
   /// Queries of the attention, then its output.
-  Sequence<A> attended(const Batch& b) {
-    if constexpr (kRounds) {
-      return attended_(b);
-    } else {
-      return context(b);
-    }
-  }
+  Sequence<A> attended(const Batch& b) { return if_rounded<A>(attended_, context)(b); }
   /// h with the row before the first token, the carry: [sequences, tokens + 1, D].
   Sequence<float> h(const Batch& b) { return with_carry(h_, b); }
   /// h rounded to A; the same memory for A = float.
-  Sequence<A> h_rounded(const Batch& b) {
-    if constexpr (kRounds) {
-      return with_carry(beside_h_, b);
-    } else {
-      return with_carry(h_, b);
-    }
-  }
+  Sequence<A> h_rounded(const Batch& b) { return with_carry(if_rounded<A>(beside_h_, h_), b); }
   /// Where one token of each sequence goes by rows: what the recurrence's gates see of the state, [sequences, 2D]. It
   /// takes the place of whichever of h and h_rounded the rows leave free.
   Matrix<float> state_gates(const Batch& b) {
-    if constexpr (kRounds) {
-      return {h(b).data, b.sequences, 2 * dim()};
-    } else {
-      return {with_carry(beside_h_, b).data, b.sequences, 2 * dim()};
-    }
+    return {with_carry(if_rounded<A>(h_, beside_h_), b).data, b.sequences, 2 * dim()};
   }
 
   // --- State of a layer, of the sequences of a batch.

@@ -18,6 +18,7 @@
 
 #include "models/mmrec/stack.h"
 #include "models/mmrec100m/mmrec100m.h"
+#include "models/runtime/activation.h"
 #include "models/runtime/sides.h"
 #include "models/runtime/tables.h"
 
@@ -66,7 +67,7 @@ class Net {
     joined_ = {}, fused_ = {}, hidden_ = {};
     joined_ = backend_.template allocate<A>(count);  // zeros, which the half of an expert that does not run stays
     fused_ = backend_.template allocate<float>(count);
-    if constexpr (kRounds) hidden_ = backend_.template allocate<A>(count);
+    if constexpr (kRounds<A>) hidden_ = backend_.template allocate<A>(count);
     is_reserved_ = true;
     return true;
   }
@@ -88,7 +89,7 @@ class Net {
   Path run(const Chunk& chunk, Done& done) {
     ragged_ = chunk.ragged;
     const auto stacks = static_cast<std::int64_t>(config_.stacks());
-    const Path path = choose(chunk);
+    const Path path = stacks_[0]->choose(chunk, backend_, stacks);  // of both: they have the same shapes
     const std::int64_t rows = laid_out_ && chunk.is_step ? laid_out_->all() : chunk.rows;
     if (path == Path::kWholeStep) {
       step_whole(chunk, stacks);
@@ -100,13 +101,7 @@ class Net {
     if (path == Path::kRows) fuse(rows);
     return path;
   }
-  Matrix<A> hidden(std::int64_t rows) {
-    if constexpr (kRounds) {
-      return {hidden_.data(), rows, 2 * config_.expert_dim};
-    } else {
-      return {fused_.data(), rows, 2 * config_.expert_dim};
-    }
-  }
+  Matrix<A> hidden(std::int64_t rows) { return {if_rounded<A>(hidden_, fused_).data(), rows, 2 * config_.expert_dim}; }
   Matrix<A> norm(const HeadRows& rows) {
     for (std::size_t i = 0; i < config_.stacks(); ++i) stacks_[i]->norm_by(backend_, rows, half(i, rows.size()));
     return fuse(rows.size());
@@ -121,11 +116,6 @@ class Net {
   void complete_state(Slot /*first*/, std::int64_t /*count*/, std::int64_t /*position*/) {}  // nothing follows from h
 
  private:
-  static constexpr bool kRounds = Workspace<Backend, A>::kRounds;
-
-  Path choose(const Chunk& chunk) {  // of both: they have the same shapes
-    return stacks_[0]->choose(chunk, backend_, static_cast<std::int64_t>(config_.stacks()));
-  }
   template <class Run>
   void run_stacks(bool waits, const Run& run) {
     if (config_.stacks() == 1) return run(std::size_t{0});

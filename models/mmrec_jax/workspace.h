@@ -35,9 +35,6 @@ class Workspace {
   template <class Y>
   using Job = kernels::Linear<Space, A, Y>;
 
-  /// Whether what enters a product is rounded, so that it needs memory of its own.
-  static constexpr bool kRounds = !std::is_same_v<A, float>;
-
   Workspace(const Config& model_config, Backend& model_backend, std::int64_t product_tile)
       : config(model_config),
         backend(model_backend),
@@ -74,7 +71,7 @@ class Workspace {
     rows_ = 0;
     for (auto* activation : {&x, &zm, &gamma, &context, &h}) activation->reserve(backend, rows);
     for (auto* activation : {&u, &qkvz, &attended, &ffn, &gate_hidden_}) activation->reserve(backend, rows);
-    if constexpr (kRounds) h_rounded_.reserve(backend, rows);
+    if constexpr (kRounds<A>) h_rounded_.reserve(backend, rows);
     if constexpr (kHasLists) {
       spaced_ = {}, scratch_ = {};
       spaced_ = backend.template allocate<kernels::BankRun>(static_cast<std::size_t>(rows));
@@ -98,13 +95,7 @@ class Workspace {
     return gate_hidden_(rows).middle_cols(network * width, width);
   }
   /// The same memory for A = float.
-  Matrix<A> h_rounded(std::int64_t rows) {
-    if constexpr (kRounds) {
-      return h_rounded_(rows);
-    } else {
-      return h(rows);
-    }
-  }
+  Matrix<A> h_rounded(std::int64_t rows) { return if_rounded<A>(h_rounded_, h)(rows); }
   std::byte* scratch() { return scratch_.data(); }
   std::size_t scratch_bytes() const { return scratch_.size(); }
 

@@ -3,11 +3,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/tensor.h"
 #include "models/runtime/schedule.h"
 
 namespace mmrec::models {
+
+/// Whether what enters a product, of A, is rounded, so that it needs memory of its own.
+template <class A>
+inline constexpr bool kRounds = !std::is_same_v<A, float>;
+
+/// `yes` where it is, else `no`.
+template <class A, class Yes, class No>
+auto& if_rounded(Yes& yes, No& no) {
+  if constexpr (kRounds<A>) {
+    return yes;
+  } else {
+    return no;
+  }
+}
 
 /// [rows, width] of T in a backend's memory: as a matrix of a chunk's rows, or as the sequences of a batch.
 template <class Backend, class T>

@@ -88,7 +88,7 @@ class Packed {
       tables_.host(context)[i] = work_.filled_slots(b.position) == 0 ? nullptr : b.slot + work_.slot.segment_context;
       const auto h = work_.h(b);
       tables_.host(loads_)[i] = {work_.restarts(b.position) ? nullptr : b.slot + work_.slot.h, bytes(h.data),
-                                 Work::kRounds ? work_.h_rounded(b).data : nullptr};
+                                 kRounds<A> ? work_.h_rounded(b).data : nullptr};
       tables_.host(stores_)[i] = {bytes(h.at(0, 0, b.tokens)), b.slot + work_.slot.h};
       if (b.ends) {
         float* const row = work_.context(1).row(0) + static_cast<std::int64_t>(ends_) * work_.dim();
