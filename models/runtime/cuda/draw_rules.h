@@ -14,17 +14,19 @@
 
 namespace mmrec::models {
 
+/// Tokens of a draw's ring: the most recent ones that the repetition penalty counts.
+inline std::size_t ring_of(const Draw& draw) {
+  return draw.options.repetition_penalty == 1.0F ? 0 : static_cast<std::size_t>(draw.options.repetition_window);
+}
+
 /// Whether a device can make this draw from logits of `vocab` tokens.
 inline bool can_draw(const Draw& draw, std::int64_t vocab) {
-  const bool penalises = draw.options.repetition_penalty != 1.0F;
-  return vocab <= kernels::kMostSampleWords &&
-         (!penalises || draw.options.repetition_window <= kernels::kMostSampleWindow);
+  return vocab <= kernels::kMostSampleWords && ring_of(draw) <= std::size_t{kernels::kMostSampleWindow};
 }
 
 /// The recent tokens that the repetition penalty counts.
 inline std::span<const int> counted_tokens(const Draw& draw) {
-  if (draw.options.repetition_penalty == 1.0F) return {};
-  return draw.recent.last(std::min(draw.recent.size(), static_cast<std::size_t>(draw.options.repetition_window)));
+  return draw.recent.last(std::min(draw.recent.size(), ring_of(draw)));
 }
 
 class DrawRules {
@@ -59,10 +61,6 @@ class DrawRules {
  private:
   static constexpr std::size_t kClose = 16;  // rules: those between two are sent along, rather than in two pieces
 
-  /// Tokens of a draw's ring.
-  static std::size_t ring_of(const Draw& draw) {
-    return draw.options.repetition_penalty == 1.0F ? 0 : static_cast<std::size_t>(draw.options.repetition_window);
-  }
   /// The next draw of a rule on the device, with the tokens in its ring.
   class Next {
    public:
