@@ -259,7 +259,7 @@ TEST_P(Laws, ACallThatIsEndedStandsWhereItHasCome) {
   if (is_long && GetParam().folder != std::string("mmrec-12m"))
     GTEST_SKIP() << "one chunk takes all that keeps its numbers small";
   for (const PrefillMode mode : {PrefillMode::kSteps, PrefillMode::kSweeps}) {
-    const std::size_t total = !is_long ? length(700) : mode == PrefillMode::kSteps ? 13000 : 100000;
+    const std::size_t total = !is_long ? length(700) : mode == PrefillMode::kSteps ? 13000 : 150000;
     const auto tokens = random_tokens(model, total, 30);
     for (const bool scores : {false, true}) {
       Session session = model.new_session(1, options(mode));
