@@ -245,7 +245,7 @@ struct Int4Digits {
     for (std::int64_t k = begin; k < end; k += kPair) {
       const bool is_half = end - k <= kQuantBlock;
       const std::int64_t first_scale = k / group, second_scale = is_half ? first_scale : (k + kQuantBlock) / group;
-      fetch_weights<2 * kOutputs*(kBytes + kMostScaleBytes)>(rows[0].numbers + k / kQuantBlock * bytes_ahead + ahead);
+      fetch_weights<kOutputs*(2 * (kBytes + kMostScaleBytes))>(rows[0].numbers + k / kQuantBlock * bytes_ahead + ahead);
 #pragma GCC unroll 16
       for (int o = 0; o < kOutputs; ++o) {
         const __m512i both =

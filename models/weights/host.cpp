@@ -199,8 +199,8 @@ class ItemReader {
   void read_quantized(const Slice& slice) const {
     const StoredMatrix& from = slice.from;
     const std::size_t row_bytes = slice.row_bytes(), scale_size = size_of(from.scales->dtype);
-    const std::size_t row_scales = static_cast<std::size_t>(from.row_scales()),
-                      piece = static_cast<std::size_t>(slice.piece_rows());
+    const auto row_scales = static_cast<std::size_t>(from.row_scales()),
+               piece = static_cast<std::size_t>(slice.piece_rows());
     const std::size_t to_bytes = bytes_of(slice.format, 1, slice.cols);
     std::vector<std::byte> numbers(piece * row_bytes), stored(piece * row_scales * scale_size);
     std::vector<float> scales(piece * row_scales);
