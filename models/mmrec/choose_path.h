@@ -33,10 +33,19 @@ inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
   return options.sweeps && b.tokens >= kMinSweepTokens;
 }
 
-/// `whole_step_fits` says whether the kernel takes the model's shape with a batch; it is asked last, because it makes
-/// or looks at more than the others.
+/// Whether a step of up to 8 sequences is faster by one kernel than by rows. Each stage of the kernel waits for all
+/// blocks, so that several sequences take some 20 us a layer, however small that is; rows take 11 and the reading. One
+/// H200, bf16, k tokens/s of 8 sequences by one kernel and by rows: layers of 3.6 MB 67 and 137, of 36 MB 24.0
+/// and 31.5, of 142 MB 20.5 and 16.9; of 2 sequences 22 and 38, 8.7 and 8.9, 6.7 and 4.9.
+inline bool one_kernel_pays(std::int64_t sequences, std::int64_t layer_bytes) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  return sequences == 1 || layer_bytes >= (sequences <= 4 ? 32 : 48) * kMiB;
+}
+
+/// `shape` is the model's. `whole_step_fits` says whether the kernel takes it with a batch; it is asked last, because
+/// it makes or looks at more than the others.
 template <class Backend, class A, class WholeStepFits>
-Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan, const Chunk& chunk,
+Path choose_path(const Backend& backend, const kernels::DecodeShape& shape, const ChunkPlan& plan, const Chunk& chunk,
                  const WholeStepFits& whole_step_fits) {
   using Has = PathOps<Backend, A>;
   const RecurrenceOptions& options = chunk.options;
@@ -44,9 +53,11 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
   const bool has_several = batches.size() > 1;
   const bool is_invariant = plan.align != 0;  // then one path for steps and one for prompts, whatever their number
 
-  // A step of up to 8 sequences at one position reads every weight once and waits at every stage: by one kernel the
-  // bundled model makes 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
-  if (Has::kWholeStep && !is_invariant && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several &&
+  // A step at one position reads every weight once and waits at every stage: by one kernel the bundled model makes
+  // 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
+  const bool pays = options.path == Path::kWholeStep ||
+                    one_kernel_pays(chunk.rows, layer_bytes(shape, static_cast<std::int64_t>(sizeof(A))));
+  if (Has::kWholeStep && !is_invariant && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several && pays &&
       whole_step_fits(batches.front())) {
     return Path::kWholeStep;
   }
@@ -56,13 +67,13 @@ Path choose_path(const Backend& backend, std::int64_t dim, const ChunkPlan& plan
       options.sweeps) {
     return Path::kPacked;
   }
-  // A step of many sequences shares one reading of all weights, the recurrence's gates included: 64 sequences of
-  // 2048 × 16 make 35 times the tokens/s of one. Sequences apart have no other path that takes them all at once, so
-  // they count as many.
+  // A step of several sequences shares one reading of all weights, the recurrence's gates included: 64 sequences of
+  // 2048 × 16 make 35 times the tokens/s of one.
   if constexpr (Has::kRows) {
-    constexpr std::int64_t kManyRows = 9;
-    const std::int64_t rows = has_several || is_invariant ? kManyRows : chunk.rows;
-    if (options.may_take(Path::kRows) && chunk.is_step && token_rows_pay(backend, rows, dim)) return Path::kRows;
+    const bool shares = chunk.rows > 1 || is_invariant;
+    if (options.may_take(Path::kRows) && chunk.is_step && shares && takes_token_rows(backend, shape.dim)) {
+      return Path::kRows;
+    }
   }
   // Runs that take exact steps share each reading of the gates: documents of 32 to 96 tokens are scored at 137 % of the
   // rate of one long document (bundled model, two cores).

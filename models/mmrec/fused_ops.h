@@ -40,6 +40,11 @@ struct DecodeShape {
   DecodeFormats formats = {};
 };
 
+/// Of a layer's matrices, of elements of `element` bytes.
+inline std::int64_t layer_bytes(const DecodeShape& s, std::int64_t element) {
+  return element * s.dim * (8 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
+}
+
 /// Weights of one block in memory of Space: matrices [out, in] of type A, biases and norms fp32. A bias may be null,
 /// and the context matrices are with dpg.
 template <class Space, class A>

@@ -22,7 +22,7 @@ template <class A>
 void advance_norm(HasAll&, const kernels::AdvanceNorm<kernels::Device, A>&) {}
 template <class A>
 void decode_step(HasAll&, const kernels::DecodeStep<kernels::Device, A>&) {}
-bool token_rows_pay(const HasAll&, std::int64_t rows, std::int64_t /*dim*/) { return rows > 8; }
+bool takes_token_rows(const HasAll&, std::int64_t /*dim*/) { return true; }
 
 struct Chosen {
   const char* what;
@@ -31,6 +31,7 @@ struct Chosen {
   Path path;
   Path without = Path::kReference;  // where the kernels do not take the model
 };
+const kernels::DecodeShape kLarge = {.dim = 2048, .ffn = 8192, .gate_hidden = 512};
 Batch batch(std::int64_t first_row, std::int64_t sequences, std::int64_t tokens) {
   return {.first_row = first_row, .sequences = sequences, .tokens = tokens};
 }
@@ -39,7 +40,7 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
   const Chunk step{.is_step = true, .options = {}}, exact{.options = {}}, sweeps{.options = {.sweeps = true}};
   const Chunk packed{.packed = true, .options = {.sweeps = true}}, gaps{.packed = true, .options = {}};
   const Chosen cases[] = {
-      {"a step of few side by side", {batch(0, 3, 1)}, step, Path::kWholeStep},
+      {"a step of few side by side", {batch(0, 3, 1)}, step, Path::kWholeStep, Path::kRows},
       {"a step of many side by side", {batch(0, 64, 1)}, step, Path::kWholeStep, Path::kRows},
       {"a step of few apart", {batch(0, 1, 1), batch(1, 1, 1)}, step, Path::kRows, Path::kRows},
       {"a chunk of a token of each", {batch(0, 9, 1)}, sweeps, Path::kReference},
@@ -56,13 +57,31 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
         chunk.batches = c.batches, chunk.options.path = forced;
         for (const Batch& b : c.batches) chunk.rows += b.rows();
         const auto fit = [&](const Batch& /*b*/) { return fits; };
-        return choose_path<HasAll, kernels::Float16>({}, 64, {}, chunk, fit);
+        return choose_path<HasAll, kernels::Float16>({}, kLarge, {}, chunk, fit);
       };
       const Path want = fits ? c.path : c.without;
       EXPECT_EQ(choose(Path::kAny), want) << c.what << ", fits: " << fits;
       EXPECT_EQ(choose(want), want) << c.what << ", forced";
       EXPECT_EQ(choose(Path::kReference), Path::kReference) << c.what << ", forced to the reference";
     }
+  }
+}
+
+TEST(ChoosePath, TakesStepsOfSmallModelsByRows) {
+  const kernels::DecodeShape small = {.dim = 384, .ffn = 768, .gate_hidden = 96};
+  const kernels::DecodeShape medium = {.dim = 1024, .ffn = 4096, .gate_hidden = 256};  // 36 MB a layer, in fp32 71 MB
+  const auto chosen = [&](auto element, const kernels::DecodeShape& shape, std::int64_t sequences) {
+    const Batch batches[] = {batch(0, sequences, 1)};
+    const Chunk chunk{.batches = batches, .rows = sequences, .is_step = true, .options = {}};
+    const auto fit = [](const Batch& /*b*/) { return true; };
+    return choose_path<HasAll, decltype(element)>({}, shape, {}, chunk, fit);
+  };
+  for (const std::int64_t sequences : {1, 2, 4, 5, 8}) {
+    const auto by_one = [&](bool pays) { return pays ? Path::kWholeStep : Path::kRows; };
+    EXPECT_EQ(chosen(kernels::BFloat16(), small, sequences), by_one(sequences == 1)) << sequences;
+    EXPECT_EQ(chosen(kernels::BFloat16(), medium, sequences), by_one(sequences <= 4)) << sequences;
+    EXPECT_EQ(chosen(0.0F, medium, sequences), Path::kWholeStep) << sequences;
+    EXPECT_EQ(chosen(kernels::BFloat16(), kLarge, sequences), Path::kWholeStep) << sequences;
   }
 }
 
@@ -80,7 +99,7 @@ TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
     Chunk chunk = c.chunk;
     chunk.batches = c.batches;
     const auto fit = [](const Batch& /*b*/) { return true; };
-    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, 64, {.spans_segments = true, .align = 128}, chunk, fit)),
+    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, kLarge, {.spans_segments = true, .align = 128}, chunk, fit)),
               c.path)
         << c.what;
   }

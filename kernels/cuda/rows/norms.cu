@@ -404,8 +404,8 @@ void sum_norm(Cuda& cuda, const SumNorm<Device, A>& op) {
                            op.norm, op.u);
 }
 
-bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim) {
-  return cuda.compute_capability() >= 90 && sequences > kTileColumns && dim % kGroup == 0;
+bool takes_token_rows(const Cuda& cuda, std::int64_t dim) {
+  return cuda.compute_capability() >= 90 && dim % kGroup == 0;
 }
 
 #define MMREC_INSTANTIATE(A)                                                                                       \

@@ -328,9 +328,8 @@ class Staging {
 inline constexpr int kTileColumns = 8;
 /// Most rows of the middle class of `linear`.
 inline constexpr std::int64_t kFewRows = 128;
-/// Whether steps of this many sequences are faster by rows. Then their products take all sequences in one reading of
-/// the weights, which is worth it from 9 sequences on (57 us a layer where D = 2048 with 16, 62 with 8 by one kernel).
-bool token_rows_pay(const Cuda& cuda, std::int64_t sequences, std::int64_t dim);
+/// Whether the ops of steps by rows (AdvanceNorm and its neighbours) take D channels.
+bool takes_token_rows(const Cuda& cuda, std::int64_t dim);
 /// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.
 std::size_t bank_scratch_bytes(const Cuda& cuda, std::int64_t runs, std::int64_t rows, std::int64_t slots,
                                std::int64_t dim, std::size_t element);

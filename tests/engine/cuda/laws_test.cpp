@@ -31,6 +31,7 @@ std::string unusable() {
 LawsCase on_cuda(const char* folder, Precision precision) {
   LawsCase c{.folder = folder, .device = Device::kCuda, .precision = precision};
   c.chunks_equal_to_steps = {1};  // longer ones are not computed by the one kernel of a step
+  c.least_batch = 2;              // nor are steps of several sequences
   if (precision != Precision::kF32) {
     c.split_bound = c.sweep_bound = precision == Precision::kBF16 ? 0.06F : 0.01F;
     c.sweep_tolerance = 0.0F;  // the precision's own
@@ -46,6 +47,7 @@ LawsCase on_cuda(const char* folder, Precision precision) {
 LawsCase jax_on_cuda(Precision precision, const VariantOptions& variant) {
   LawsCase c = on_cuda("upstream/jax", precision);
   c.variant = variant;
+  c.least_batch = 1;
   if (kEmulated && variant.calls == Calls::kStepwise) c.shorten = 16;  // whatever the mode of prefill
   return c;
 }
@@ -69,6 +71,7 @@ std::vector<LawsCase> cases(Precision precision) {
   for (const char* folder : {"upstream/mmrec100m", "mmrec-12m"}) {
     LawsCase invariant = on_cuda(folder, precision);
     invariant.batch_invariant = true;
+    invariant.least_batch = 1;
     invariant.chunks_equal_to_steps = {};  // a prompt of one token is one
     all.push_back(invariant);
   }

@@ -49,7 +49,7 @@ inline bool is_for_cluster(const DecodeShape& s) {
                     s.ffn <= kChannels * kClusterFfnUnits && s.heads <= kClusterBlocks && width % kUnit == 0 &&
                     width * s.heads == s.dim && width <= kClusterHead && s.memory_slots <= kClusterMemory;
   constexpr std::int64_t kExchanges = 7;
-  return fits && s.layers * layer_bytes(s) + 2 * s.vocab * s.dim <= kClusterBytes * kExchanges * s.layers;
+  return fits && s.layers * layer_bytes(s, 2) + 2 * s.vocab * s.dim <= kClusterBytes * kExchanges * s.layers;
 }
 
 /// Half a unit's rows in a slot, and kRowPadding after them.

@@ -153,11 +153,6 @@ inline void lay_out_exchange(DecodePlan& plan, const DecodeShape& s, std::int64_
   plan.set_bytes = s.layers * end;
 }
 
-/// Of a layer's matrices, in 16 bits.
-inline std::int64_t layer_bytes(const DecodeShape& s) {
-  return 2 * s.dim * (8 * s.dim + 4 * s.gate_hidden + 2 * s.ffn);
-}
-
 /// The format of a product's rows.
 MMREC_HOST_DEVICE constexpr WeightFormat format_of(const DecodeFormats& f, Product product) {
   const WeightFormat in_order[] = {f.gate,     f.gamma_in,   f.context_in, f.qvzk,    f.gamma_up, f.context_up,

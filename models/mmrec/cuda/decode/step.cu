@@ -99,7 +99,7 @@ DecodeChoice choose_decode(const Cuda& cuda, const DecodeShape& s, bool attends)
   constexpr std::int64_t kLeastBytes = std::int64_t{48} << 20;
   constexpr std::int64_t kMostHidden = 2048;
   const bool compact_pays =
-      s.algo == DecodeAlgo::kCompact || (may_be(DecodeAlgo::kCompact) && layer_bytes(s) >= kLeastBytes);
+      s.algo == DecodeAlgo::kCompact || (may_be(DecodeAlgo::kCompact) && layer_bytes(s, kElement) >= kLeastBytes);
   if (std::is_same_v<A, BFloat16> && s.formats.are_compact() && compact_pays && s.gate_hidden <= kMostHidden &&
       s.stacks == 1 && all_whole(kStepBytes)) {
     const DecodePlan plan =
