@@ -167,5 +167,25 @@ TEST_P(Faults, InterruptedCallsGoOn) { try_all(Kind::kInterrupt, false, 60); }
 INSTANTIATE_TEST_SUITE_P(Host, Faults, testing::Values("tiny", "upstream/mmrec100m", "upstream/jax"),
                          [](const auto& info) { return info.param.substr(info.param.find('/') + 1); });
 
+TEST(HostMemory, ASessionThatFailsTakesNone) {
+  const Model model = Model::load(test::folder_of("tiny"), {.device = Device::kCpu});
+  const Session session = model.new_session(2, {.threads = 1});
+  std::int64_t calls = 0;
+  const auto blocks_after = [&](std::int64_t nth) {
+    faults::begin({Kind::kAllocation, nth});
+    try {
+      (void)session.clone();
+    } catch (const std::bad_alloc&) {
+    }
+    calls = faults::end();
+    return faults::live_blocks();
+  };
+  blocks_after(0);
+  for (std::int64_t nth = 1, all = calls; nth <= all; ++nth) {
+    const std::int64_t first = blocks_after(nth), second = blocks_after(nth), third = blocks_after(nth);
+    EXPECT_FALSE(first < second && second < third) << "call " << nth << " leaks";
+  }
+}
+
 }  // namespace
 }  // namespace mmrec
