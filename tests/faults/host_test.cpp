@@ -9,6 +9,7 @@
 
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
+#include "mmrec/quantize.h"
 #include "mmrec/scorer.h"
 #include "mmrec/state_file.h"
 #include "mmrec/tokenizer.h"
@@ -185,6 +186,28 @@ TEST(HostMemory, ASessionThatFailsTakesNone) {
     const std::int64_t first = blocks_after(nth), second = blocks_after(nth), third = blocks_after(nth);
     EXPECT_FALSE(first < second && second < third) << "call " << nth << " leaks";
   }
+}
+
+TEST(HostMemory, AModelIsQuantisedWholeOrNotAtAll) {
+  const test::TempFolder own;
+  const std::filesystem::path to = own / "quantised";
+  std::int64_t calls = 0;
+  const auto is_done = [&](std::int64_t nth) {
+    bool done = false;
+    faults::begin({Kind::kAllocation, nth});
+    try {
+      done = quantize_model(test::folder_of("tiny"), to, {.threads = 1}).complete;
+    } catch (const std::bad_alloc&) {
+    } catch (const std::system_error& error) {
+      EXPECT_EQ(error.code(), std::errc::not_enough_memory) << error.what();
+    }
+    calls = faults::end();
+    EXPECT_EQ(done, std::filesystem::exists(to)) << "call " << nth;
+    std::filesystem::remove_all(to);
+    return done;
+  };
+  EXPECT_TRUE(is_done(0));
+  for (std::int64_t nth = 1, all = calls; nth <= all; nth += std::max<std::int64_t>(1, all / 300)) is_done(nth);
 }
 
 }  // namespace
