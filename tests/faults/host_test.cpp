@@ -4,6 +4,8 @@
 //
 // At most some hundred faults of a kind are tried, spread over all of them; MMREC_FAULTS=all tries each.
 
+#include <sched.h>
+
 #include <cerrno>
 #include <iostream>
 
@@ -167,6 +169,20 @@ TEST_P(Faults, InterruptedCallsGoOn) { try_all(Kind::kInterrupt, false, 60); }
 
 INSTANTIATE_TEST_SUITE_P(Host, Faults, testing::Values("tiny", "upstream/mmrec100m", "upstream/jax"),
                          [](const auto& info) { return info.param.substr(info.param.find('/') + 1); });
+
+TEST(HostThreads, WeightsAreReadByThreadsForTheProcessorsThatMayBeUsed) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  faults::begin({Kind::kThread});
+  Model::load(test::folder_of("tiny"), {.device = Device::kCpu});
+  EXPECT_EQ(faults::end(), 0);
+  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+}
 
 TEST(HostMemory, ASessionThatFailsTakesNone) {
   const Model model = Model::load(test::folder_of("tiny"), {.device = Device::kCpu});
