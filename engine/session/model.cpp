@@ -36,6 +36,10 @@ void check(const LoadOptions& options) {
   engine::require(device < kDeviceNames.size(), "load option device: found {}, expected a Device", device);
   engine::require(precision < kPrecisionNames.size(), "load option precision: found {}, expected a Precision",
                   precision);
+  const auto expert = static_cast<std::size_t>(options.variant.expert.value_or(Expert::kBoth));
+  const auto calls = static_cast<std::size_t>(options.variant.calls.value_or(Calls::kPrompt));
+  engine::require(expert < kExpertNames.size(), "load option expert: found {}, expected an Expert", expert);
+  engine::require(calls < kCallsNames.size(), "load option calls: found {}, expected a Calls", calls);
   engine::require(options.gpu >= 0, "load option gpu: found {}, expected >= 0", options.gpu);
   engine::require(options.threads >= 0, "load option threads: found {}, expected >= 0", options.threads);
 }
