@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "engine/kernels/kernel_backend.h"
+#include "engine/session/access.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/row_tile.h"
 #include "mmrec/computed_with.h"
@@ -21,6 +22,7 @@ std::span<const std::string_view> backends() {
 }
 
 std::string computed_with(const ModelInfo& info, const SessionOptions& options) {
+  (void)engine::execution_options(options);  // checks them
   std::string text = fmt::format("mmrec={}; compiler={}; ", version(), __VERSION__);
   if (info.device == Device::kCuda) {
     text += fmt::format("device={}; ", info.device_name);

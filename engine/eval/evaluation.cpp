@@ -105,6 +105,8 @@ WindowMode window_mode(std::string_view name) {
 }
 
 Windows::Windows(const WindowOptions& options, std::size_t tokens) : options_(options), tokens_(tokens) {
+  const auto mode = static_cast<std::size_t>(options.mode);
+  engine::require(mode < kWindowModeNames.size(), "mode: found {}, expected a WindowMode", mode);
   const std::int64_t least = WindowOptions::least_window(options.mode);
   engine::require(options.window >= least, "window: found {}, expected at least {}", options.window, least);
   const bool is_strided = options.mode == WindowMode::kStrided;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <future>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "engine/kernels/kernel_backend.h"
 #include "engine/require.h"
 #include "engine/session/access.h"
+#include "kernels/cpu/thread_pool.h"
 #include "mmrec/errors.h"
 #include "models/architecture.h"
 #include "models/runtime/cuda_device.h"
@@ -36,6 +36,10 @@ void check(const LoadOptions& options) {
   engine::require(device < kDeviceNames.size(), "load option device: found {}, expected a Device", device);
   engine::require(precision < kPrecisionNames.size(), "load option precision: found {}, expected a Precision",
                   precision);
+  const auto expert = static_cast<std::size_t>(options.variant.expert.value_or(Expert::kBoth));
+  const auto calls = static_cast<std::size_t>(options.variant.calls.value_or(Calls::kPrompt));
+  engine::require(expert < kExpertNames.size(), "load option expert: found {}, expected an Expert", expert);
+  engine::require(calls < kCallsNames.size(), "load option calls: found {}, expected a Calls", calls);
   engine::require(options.gpu >= 0, "load option gpu: found {}, expected >= 0", options.gpu);
   engine::require(options.threads >= 0, "load option threads: found {}, expected >= 0", options.threads);
 }
@@ -145,16 +149,12 @@ std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, cons
   engine::require(options.device != Device::kCpu, "load option device: found kCpu, expected a GPU");
   const std::vector<int> chosen = chosen_gpus(gpus, options);
   const std::unique_ptr<models::LoadedModel> model = loaded(folder, options, true);
-  std::vector<std::future<Model>> uploads;
-  uploads.reserve(chosen.size());
-  for (const int gpu : chosen) {
-    // Where no thread can be started, get() runs it in this one.
-    uploads.push_back(
-        std::async(std::launch::async | std::launch::deferred, [&, gpu] { return on_cuda(*model, options, gpu); }));
-  }
+  std::vector<std::optional<Model>> uploaded(chosen.size());
+  kernels::parallel_items(chosen.size(), static_cast<int>(chosen.size()),
+                          [&](std::size_t i) { uploaded[i] = on_cuda(*model, options, chosen[i]); });
   std::vector<Model> models;
   models.reserve(chosen.size());
-  for (std::future<Model>& upload : uploads) models.push_back(upload.get());
+  for (std::optional<Model>& one : uploaded) models.push_back(*std::move(one));
   return models;
 }
 

@@ -60,6 +60,15 @@ std::size_t newer_bytes(std::uint32_t version) {
   return bytes;
 }
 
+/// What is wrong with the sizes of these parts; "" if nothing is.
+std::string fault_of(std::uint64_t recent, std::uint64_t computed_with) {
+  if (recent > Session::kRecentTokens) {
+    return fmt::format("found {} recent tokens, expected at most {}", recent, Session::kRecentTokens);
+  }
+  if (computed_with <= kMostText) return {};
+  return fmt::format("found {} bytes of computed_with, expected at most {}", computed_with, kMostText);
+}
+
 }  // namespace
 
 SavedSequence save_sequence(const Session& session, const SamplerOptions& sampler, const Tokenizer* tokenizer) {
@@ -86,6 +95,9 @@ void restore_sequence(Session& session, const SavedSequence& saved, const Tokeni
 }
 
 std::vector<std::byte> encode_sequence(const SavedSequence& saved) {
+  const std::string fault = fault_of(saved.recent.size(), saved.computed_with.size());
+  engine::require(fault.empty(), "saved sequence: {}", fault);
+  const Sampler checked(saved.sampler);
   engine::SealedWriter out(kFormat, kLeastBytes + newer_bytes(kVersion) +
                                         4 * (saved.recent.size() + saved.tokens.size()) + saved.computed_with.size() +
                                         saved.state.size());
@@ -114,10 +126,7 @@ SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::strin
   const auto state = in.get<std::uint64_t>();
   const auto tokens = in.get<std::uint64_t>();
   const auto text = in.get<std::uint64_t>();
-  if (recent > Session::kRecentTokens) {
-    in.fail(fmt::format("found {} recent tokens, expected at most {}", recent, Session::kRecentTokens));
-  }
-  if (text > kMostText) in.fail(fmt::format("found {} bytes of computed_with, expected at most {}", text, kMostText));
+  if (const std::string fault = fault_of(recent, text); !fault.empty()) in.fail(fault);
   models::CheckedSize bytes_after = models::CheckedSize(tokens) * 4;
   bytes_after += newer_bytes(in.version()) + 4 * std::uint64_t{recent} + text;
   bytes_after += state;

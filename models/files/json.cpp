@@ -148,6 +148,8 @@ Tree parse_json(std::string_view text, const std::string& name) {
   return tree;
 }
 
+std::string json_string(const std::string& text) { return json(text).dump(); }
+
 JsonReader::JsonReader(std::string_view text, std::string name, std::size_t max_keys)
     : text_(text), name_(std::move(name)), max_keys_(max_keys) {
   Rules(text_, name_, max_keys_).check();

@@ -18,6 +18,9 @@ namespace mmrec::models {
 /// `name` leaves the file out of messages.
 nlohmann::ordered_json parse_json(std::string_view text, const std::string& name);
 
+/// `text`, which is UTF-8, as JSON writes it.
+std::string json_string(const std::string& text);
+
 /// Reads one JSON text front to back. Every member throws std::runtime_error naming the file, the path of keys, the
 /// byte and the line if the text does not hold what the caller asks for. Typical use:
 ///   reader.begin_object();

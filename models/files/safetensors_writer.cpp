@@ -2,16 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "models/files/json.h"
 #include "models/files/text.h"
 
 namespace mmrec::models {
-namespace {
-
-std::string json_string(const std::string& text) { return nlohmann::json(text).dump(); }
-
-}  // namespace
 
 std::string safetensors_header(std::span<const NewTensor> tensors) {
   std::string json = "{";

@@ -101,7 +101,12 @@ class ExecutorBase : public Executor {
     const auto worker = derived().worker(options, count);
     const std::lock_guard lock(pool_mutex_);
     const Slot first = pool_.acquire(count);
-    zero(worker->backend, first, count);
+    try {
+      zero(worker->backend, first, count);
+    } catch (...) {
+      pool_.release(first);
+      throw;
+    }
     return first;
   }
   void clear(Slot first, int count) override { zero(derived().any_worker()->backend, first, count); }

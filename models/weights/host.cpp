@@ -16,7 +16,6 @@
 #include <numeric>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "kernels/cpu/bytes.h"
@@ -129,8 +128,8 @@ void transpose(const std::byte* from, std::size_t row_bytes, std::size_t rows, s
 class ItemReader {
  public:
   ItemReader(const Checkpoint& checkpoint, const WeightOptions& options) : checkpoint_(checkpoint), options_(options) {
-    const int available = static_cast<int>(std::thread::hardware_concurrency());
-    threads_ = std::clamp(options.threads > 0 ? options.threads : available, 1, kMaxThreads);
+    threads_ =
+        std::min(options.threads > 0 ? options.threads : kernels::ThreadPool::available_processors(), kMaxThreads);
   }
 
   void read(const std::vector<Slice>& items) const {

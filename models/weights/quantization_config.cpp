@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 
@@ -13,10 +12,16 @@
 namespace mmrec::models {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 std::string_view format_of(const QuantizationGroup& group) {
   return group.is_float ? "float-quantized" : group.bits == 4 ? "pack-quantized" : "int-quantized";
+}
+
+/// ["a", "b"]. This text and the one around it come of no nlohmann tree: that allocates as it goes, which ends the
+/// process where there is no memory.
+std::string json_list(std::span<const std::string> names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + json_string(name);
+  return "[" + list + "]";
 }
 
 constexpr std::int64_t kMaxGroup = std::int64_t{1} << 24;
@@ -109,33 +114,51 @@ QuantSchemes read_quantization(JsonReader& reader) {
 std::string with_quantization_config(std::string_view config, const std::string& name,
                                      std::span<const QuantizationGroup> groups, std::span<const std::string> ignored) {
   require_json_object(config, name);
-  if (parse_json(config, name).contains(kQuantizationKey)) {
+  JsonReader reader(config, name);
+  reader.begin_object();
+  for (std::string key; reader.next_key(key); reader.skip()) {
+    if (key != kQuantizationKey) continue;
     throw std::runtime_error(fmt::format("{}: has {}: the model is quantised already", name, kQuantizationKey));
   }
-  Json by_name = Json::object();
-  for (const QuantizationGroup& group : groups) {
-    by_name[fmt::format("group_{}", by_name.size())] = {
-        {"targets", group.modules},
-        {"weights",
-         {{"num_bits", group.bits},
-          {"type", group.is_float ? "float" : "int"},
-          {"strategy", group.group == 0 ? "channel" : "group"},
-          {"group_size", group.group == 0 ? Json(nullptr) : Json(group.group)},
-          {"symmetric", true},
-          {"dynamic", false}}},
-        {"input_activations", nullptr},
-        {"output_activations", nullptr},
-        {"format", format_of(group)}};
+  std::string by_name;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const QuantizationGroup& group = groups[i];
+    by_name += fmt::format(
+        R"({}
+      "group_{}": {{
+        "targets": {},
+        "weights": {{
+          "num_bits": {},
+          "type": "{}",
+          "strategy": "{}",
+          "group_size": {},
+          "symmetric": true,
+          "dynamic": false
+        }},
+        "input_activations": null,
+        "output_activations": null,
+        "format": "{}"
+      }})",
+        i == 0 ? "" : ",", i, json_list(group.modules), group.bits, group.is_float ? "float" : "int",
+        group.group == 0 ? "channel" : "group", group.group == 0 ? "null" : std::to_string(group.group),
+        format_of(group));
   }
-  const Json added = {{kQuantizationKey,
-                       {{"quant_method", "compressed-tensors"},
-                        {"format", groups.size() == 1 ? format_of(groups.front()) : "mixed-precision"},
-                        {"quantization_status", "compressed"},
-                        {"config_groups", std::move(by_name)},
-                        {"ignore", ignored},
-                        {"kv_cache_scheme", nullptr}}}};
   const std::size_t last = config.find_last_not_of(" \t\r\n", config.rfind('}') - 1);
-  return fmt::format("{},{}\n", config.substr(0, last + 1), added.dump(2).substr(1));
+  return fmt::format(
+      R"({},
+  "{}": {{
+    "quant_method": "compressed-tensors",
+    "format": "{}",
+    "quantization_status": "compressed",
+    "config_groups": {{{}
+    }},
+    "ignore": {},
+    "kv_cache_scheme": null
+  }}
+}}
+)",
+      config.substr(0, last + 1), kQuantizationKey, groups.size() == 1 ? format_of(groups.front()) : "mixed-precision",
+      by_name, json_list(ignored));
 }
 
 }  // namespace mmrec::models

@@ -131,7 +131,10 @@ StoredMatrix find_matrix(const Checkpoint& checkpoint, std::string_view name, co
       fail(checkpoint, *matrix.shape, fmt::format("found {}, expected positive sizes", list(matrix.dims)));
     }
     const auto in_bits = [&](DType of) { return std::vector{matrix.dims[0], words_of(matrix.dims[1], of)}; };
-    if (tensor.shape == in_bits(DType::kI8)) code = DType::kI8;
+    // A word holds up to 4 inputs of either type: those are int8 where a scheme is.
+    const bool has_int8 = std::ranges::find(schemes, DType::kI8, &QuantScheme::code) != schemes.end();
+    const bool fits_int4 = tensor.shape == in_bits(DType::kI4);
+    if (tensor.shape == in_bits(DType::kI8) && (has_int8 || !fits_int4)) code = DType::kI8;
     if (code != DType::kI8) expect_shape(checkpoint, tensor, in_bits(DType::kI4));
   }
   if (matrix.shape == nullptr) code = matrix.numbers->dtype;

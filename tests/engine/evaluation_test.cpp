@@ -77,6 +77,8 @@ TEST(Windows, OutOfRangeAreRefused) {
                                        {.mode = WindowMode::kLlama, .window = 3}}) {
     EXPECT_THROW(Windows(options, 50), std::invalid_argument) << to_string(options.mode);
   }
+  EXPECT_EQ(refusal([] { Windows({.mode = static_cast<WindowMode>(77)}, 50); }),
+            "mode: found 77, expected a WindowMode");
   EXPECT_THROW(window_mode("Full"), std::invalid_argument);
 }
 

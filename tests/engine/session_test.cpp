@@ -2,6 +2,7 @@
 // Longer than other files, because one class makes them all.
 #include "mmrec/session.h"
 
+#include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/sampler.h"
@@ -340,12 +341,20 @@ TEST(Model, ChecksBatchAndOptions) {
   EXPECT_EQ(log->options.sweep_tolerance, 0.0F);  // the executor knows what is best
 }
 
+TEST(Model, WhatItComputesWithHasItsOptionsInRange) {
+  EXPECT_EQ(refusal([] { (void)computed_with({}, {.prefill = static_cast<PrefillMode>(77)}); }),
+            "session option prefill: found 77, expected a PrefillMode");
+}
+
 TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
   const auto refused = [](const LoadOptions& o) { return refusal([&] { Model::load("/nonexistent", o); }); };
   EXPECT_EQ(refused({.threads = -1}), "load option threads: found -1, expected >= 0");
   EXPECT_EQ(refused({.device = static_cast<Device>(77)}), "load option device: found 77, expected a Device");
   EXPECT_EQ(refused({.precision = static_cast<Precision>(77)}),
             "load option precision: found 77, expected a Precision");
+  EXPECT_EQ(refused({.variant = {.expert = static_cast<Expert>(77)}}),
+            "load option expert: found 77, expected an Expert");
+  EXPECT_EQ(refused({.variant = {.calls = static_cast<Calls>(77)}}), "load option calls: found 77, expected a Calls");
   EXPECT_EQ(refused({.device = Device::kCpu, .precision = Precision::kF16}),
             "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16");
   EXPECT_EQ(refused({.gpu = -1}), "load option gpu: found -1, expected >= 0");

@@ -208,6 +208,17 @@ TEST_F(StateFile, WhatCannotBeWrittenLeavesWhatWasThere) {
   const SavedSequence saved = save_sequence(after("Alice"), {}, &tokenizer_);
   write_state_file(folder_ / "state", saved);
   const std::string before = read_file(folder_ / "state");
+  const auto refused = [&](auto change) {
+    SavedSequence unreadable = saved;
+    change(unreadable);
+    return refusal([&] { write_state_file(folder_ / "state", unreadable); });
+  };
+  EXPECT_EQ(refused([](SavedSequence& s) { s.recent.assign(257, 1); }),
+            "saved sequence: found 257 recent tokens, expected at most 256");
+  EXPECT_EQ(refused([](SavedSequence& s) { s.computed_with.assign(4097, 'x'); }),
+            "saved sequence: found 4097 bytes of computed_with, expected at most 4096");
+  EXPECT_EQ(refused([](SavedSequence& s) { s.sampler.top_k = -1; }),
+            "sampler option top_k: found -1, expected an integer >= 0");
   rlimit limit = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
   const rlimit small = {100, limit.rlim_max};

@@ -4,11 +4,14 @@
 //
 // At most some hundred faults of a kind are tried, spread over all of them; MMREC_FAULTS=all tries each.
 
+#include <sched.h>
+
 #include <cerrno>
 #include <iostream>
 
 #include "mmrec/generate.h"
 #include "mmrec/model.h"
+#include "mmrec/quantize.h"
 #include "mmrec/scorer.h"
 #include "mmrec/state_file.h"
 #include "mmrec/tokenizer.h"
@@ -166,6 +169,62 @@ TEST_P(Faults, InterruptedCallsGoOn) { try_all(Kind::kInterrupt, false, 60); }
 
 INSTANTIATE_TEST_SUITE_P(Host, Faults, testing::Values("tiny", "upstream/mmrec100m", "upstream/jax"),
                          [](const auto& info) { return info.param.substr(info.param.find('/') + 1); });
+
+TEST(HostThreads, WeightsAreReadByThreadsForTheProcessorsThatMayBeUsed) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  faults::begin({Kind::kThread});
+  Model::load(test::folder_of("tiny"), {.device = Device::kCpu});
+  EXPECT_EQ(faults::end(), 0);
+  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
+TEST(HostMemory, ASessionThatFailsTakesNone) {
+  const Model model = Model::load(test::folder_of("tiny"), {.device = Device::kCpu});
+  const Session session = model.new_session(2, {.threads = 1});
+  std::int64_t calls = 0;
+  const auto blocks_after = [&](std::int64_t nth) {
+    faults::begin({Kind::kAllocation, nth});
+    try {
+      (void)session.clone();
+    } catch (const std::bad_alloc&) {
+    }
+    calls = faults::end();
+    return faults::live_blocks();
+  };
+  blocks_after(0);
+  for (std::int64_t nth = 1, all = calls; nth <= all; ++nth) {
+    const std::int64_t first = blocks_after(nth), second = blocks_after(nth), third = blocks_after(nth);
+    EXPECT_FALSE(first < second && second < third) << "call " << nth << " leaks";
+  }
+}
+
+TEST(HostMemory, AModelIsQuantisedWholeOrNotAtAll) {
+  const test::TempFolder own;
+  const std::filesystem::path to = own / "quantised";
+  std::int64_t calls = 0;
+  const auto is_done = [&](std::int64_t nth) {
+    bool done = false;
+    faults::begin({Kind::kAllocation, nth});
+    try {
+      done = quantize_model(test::folder_of("tiny"), to, {.threads = 1}).complete;
+    } catch (const std::bad_alloc&) {
+    } catch (const std::system_error& error) {
+      EXPECT_EQ(error.code(), std::errc::not_enough_memory) << error.what();
+    }
+    calls = faults::end();
+    EXPECT_EQ(done, std::filesystem::exists(to)) << "call " << nth;
+    std::filesystem::remove_all(to);
+    return done;
+  };
+  EXPECT_TRUE(is_done(0));
+  for (std::int64_t nth = 1, all = calls; nth <= all; nth += std::max<std::int64_t>(1, all / 300)) is_done(nth);
+}
 
 }  // namespace
 }  // namespace mmrec

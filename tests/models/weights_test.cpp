@@ -5,6 +5,7 @@
 #include "models/files/checkpoint.h"
 #include "models/files/elements.h"
 #include "models/mmrec/config.h"
+#include "models/weights/stored_matrix.h"
 #include "tests/support/compare.h"
 #include "tests/support/model_folder.h"
 
@@ -391,6 +392,22 @@ TEST(Weights, AProductTakesNoFormatItDoesNotLoad) {
   EXPECT_EQ(matrix.middle_rows(1, 1).data, numbers + 3);
   expect_says(error_of<std::invalid_argument>([&] { matrix.as<float>(); }), {"weights: found bf16, expected fp32"});
   EXPECT_EQ(kernels::WeightView<kernels::Host>().as<kernels::Float16>(), nullptr);  // what a model has not
+}
+
+TEST(Weights, AWordOfFewInputsIsWhatTheSchemesSay) {
+  const TempFolder folder;
+  EditableCheckpoint file;
+  file.tensors.push_back({{"m.weight_packed", "I32", {2, 1}, std::string(8, '\0')}});
+  file.tensors.push_back({{"m.weight_scale", "F32", {2, 1}, std::string(8, '\0')}});
+  file.tensors.push_back({{"m.weight_shape", "I64", {2}, std::string("\2\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 16)}});
+  file.write(folder / "model.safetensors");
+  const Checkpoint checkpoint = Checkpoint::open(folder.path());
+  const auto code_by = [&](const QuantSchemes& schemes) {
+    return find_matrix(checkpoint, "m.weight", schemes).format.code;
+  };
+  EXPECT_EQ(code_by({{DType::kI4}}), DType::kI4);
+  EXPECT_EQ(code_by({{DType::kI8}}), DType::kI8);
+  EXPECT_EQ(code_by({{DType::kI4}, {DType::kI8}}), DType::kI8);
 }
 
 TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {

@@ -100,8 +100,8 @@ struct Window {
 /// The windows of a document, in order: at least one, which may score nothing.
 class MMREC_EXPORT Windows {
  public:
-  /// Of a document of `tokens` tokens. Throws std::invalid_argument for a window or stride out of range, and for more
-  /// than one token but fewer than least_tokens().
+  /// Of a document of `tokens` tokens. Throws std::invalid_argument for a mode, window or stride out of range, and for
+  /// more than one token but fewer than least_tokens().
   Windows(const WindowOptions& options, std::size_t tokens);
 
   std::size_t size() const { return size_; }  ///< number of windows

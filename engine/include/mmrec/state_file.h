@@ -35,14 +35,16 @@ MMREC_EXPORT SavedSequence save_sequence(const Session& session, const SamplerOp
 MMREC_EXPORT void restore_sequence(Session& session, const SavedSequence& saved, const Tokenizer* tokenizer = nullptr);
 
 /// The bytes of a state file: versioned and checksummed (docs/file-formats.md). They can betray the text: treat them
-/// like it.
+/// like it. Throws std::invalid_argument for what decode_sequence would refuse: a sampler's option out of range, more
+/// than Session::kRecentTokens recent tokens, and more than 4096 bytes of computed_with.
 MMREC_EXPORT std::vector<std::byte> encode_sequence(const SavedSequence& saved);
 /// Throws std::runtime_error beginning with `name` and saying what was found and expected for bytes that are no state
 /// file, damaged, or hold a value out of its range.
 MMREC_EXPORT SavedSequence decode_sequence(std::span<const std::byte> bytes, const std::string& name = "state file");
 
 /// Writes a state file, which only its owner can read: beside `path` first, put in its place when the disk has all of
-/// it. Throws std::system_error and std::runtime_error naming `path`; a file that was there is then as it was.
+/// it. Throws as encode_sequence, and std::system_error and std::runtime_error naming `path`; a file that was there
+/// is then as it was.
 MMREC_EXPORT void write_state_file(const std::filesystem::path& path, const SavedSequence& saved);
 /// Throws as decode_sequence, and std::system_error where the file cannot be read.
 MMREC_EXPORT SavedSequence read_state_file(const std::filesystem::path& path);
