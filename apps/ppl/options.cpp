@@ -113,8 +113,6 @@ void read_files(const Arguments& arguments, PplOptions& options) {
   }
   options.corpus.files.insert(options.corpus.files.end(), rest.begin(), rest.end());
   if (options.corpus.files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
-  if (std::count(options.corpus.files.begin(), options.corpus.files.end(), "-") > 1)
-    throw UsageError("-: given more than once");
 }
 
 void read_input(const Arguments& arguments, PplOptions& options) {
