@@ -136,7 +136,10 @@ int run_command(const Program& program, int argc, const char* const* argv, Body 
     if (answer(chosen, arguments)) return static_cast<int>(kOk);
     return is_sub ? subcommand(arguments) : body(arguments);
   };
-  return run_program(program.name, std::ref(command));  // a reference: nothing is allocated before run_program()
+  const auto saves = std::ranges::find_if(
+      program.options, [](const Option& option) { return option.name == "batch" || option.name == "slots"; });
+  return run_program(program.name, std::ref(command),  // a reference: nothing is allocated before run_program()
+                     saves == program.options.end() ? "" : saves->name);
 }
 
 void refuse_value(std::string_view option, std::string_view found, std::string_view expected) {

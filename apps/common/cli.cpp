@@ -87,7 +87,7 @@ bool is_control(char32_t code) {
 }
 
 /// What the body returns, or the exit code of what it throws, which is said.
-int run_and_report(std::string_view program, const std::function<int()>& body) {
+int run_and_report(std::string_view program, const std::function<int()>& body, std::string_view saves_memory) {
   const auto fail = [](ExitCode code, std::string_view text) {
     log_line(text);
     return static_cast<int>(code);
@@ -111,12 +111,11 @@ int run_and_report(std::string_view program, const std::function<int()>& body) {
     return fail(kNumericFault, error.what());
   } catch (const std::bad_alloc& error) {
     const std::string_view what = error.what();
-    return fail(kOutOfMemory,
-                what.starts_with("std::")  // the host's: it has no more to say
-                    ? "out of memory. Try: a smaller --batch, or a machine with more memory"
-                    : what.find("GPU") == std::string_view::npos
-                          ? fmt::format("{}. Try: a smaller --batch, or a machine with more memory", what)
-                          : fmt::format("{}. Try: a smaller --batch, --precision bf16 or --device cpu", what));
+    const bool is_gpu = what.find("GPU") != std::string_view::npos;
+    return fail(kOutOfMemory, fmt::format("{}. Try: {}{}",
+                                          what.starts_with("std::") ? "out of memory" : what,  // the host's says less
+                                          saves_memory.empty() ? "" : fmt::format("a smaller --{}, or ", saves_memory),
+                                          is_gpu ? "--precision bf16 or --device cpu" : "a machine with more memory"));
   } catch (const std::system_error& error) {
     return fail(means_no_memory(error.code()) ? kOutOfMemory : kRuntimeFault, error.what());
   } catch (const std::exception& error) {
@@ -196,7 +195,7 @@ void log_line(std::string_view text) { write_to_stderr(fmt::format("{}: {}\n", p
 
 void warn(std::string_view text) { log_line(fmt::format("warning: {}", text)); }
 
-int run_program(std::string_view program, const std::function<int()>& body) {
+int run_program(std::string_view program, const std::function<int()>& body, std::string_view saves_memory) {
   program_name = program;
   try {
     std::set_terminate(end_for_want_of_memory);
@@ -204,7 +203,7 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     occupy_standard_descriptors();
     std::signal(SIGPIPE, SIG_IGN);
     handle_interrupts(program);
-    return run_and_report(program, body);
+    return run_and_report(program, body, saves_memory);
   } catch (const std::bad_alloc&) {  // not even for the message
     write_to_stderr(program_name);
     write_to_stderr(": out of memory\n");

@@ -51,8 +51,9 @@ auto rethrown_as(Work&& work) {
 }
 
 /// Runs `body`, turns what it throws into one line on stderr, and returns the exit code. Before that: ignores SIGPIPE,
-/// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see below).
-int run_program(std::string_view program, const std::function<int()>& body);
+/// keeps descriptors 0 to 2 from being reused, and makes an interrupt end the program (see below). `saves_memory` is
+/// the option that sets how many sequences run at once, if there is one: the line says so where memory ran out.
+int run_program(std::string_view program, const std::function<int()>& body, std::string_view saves_memory = {});
 
 /// The name of the program that runs.
 const std::string& running_program();

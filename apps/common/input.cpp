@@ -144,8 +144,32 @@ std::string read_input(const std::string& path, std::size_t most) {
   }
 }
 
-std::optional<std::string_view> LineReader::next() {
+/// Reads behind what has not been taken. How many bytes came; 0 at the end.
+std::size_t LineReader::fill() {
   constexpr std::size_t kChunk = std::size_t{1} << 16;
+  buffer_.erase(0, std::exchange(begin_, 0));
+  const std::size_t kept = buffer_.size();
+  buffer_.resize(kept + kChunk);
+  const std::size_t n = file_.read(std::span(buffer_).subspan(kept));
+  buffer_.resize(kept + n);
+  return n;
+}
+
+bool LineReader::begins_with(std::string_view magic) {
+  while (buffer_.size() < magic.size() && fill() > 0) {
+  }
+  return buffer_.starts_with(magic);
+}
+
+std::string_view LineReader::bytes(std::size_t size) {
+  while (buffer_.size() - begin_ < size && fill() > 0) {
+  }
+  const std::string_view taken = std::string_view(buffer_).substr(begin_, size);
+  begin_ += taken.size();
+  return taken;
+}
+
+std::optional<std::string_view> LineReader::next() {
   std::size_t scanned = 0;
   for (;;) {
     const std::string_view rest = std::string_view(buffer_).substr(begin_);
@@ -166,17 +190,14 @@ std::optional<std::string_view> LineReader::next() {
       --lines_;
       scanned = 0;
     }
-    buffer_.erase(0, std::exchange(begin_, 0));
-    buffer_.resize(scanned + kChunk);
-    const std::size_t n = file_.read(std::span(buffer_).subspan(scanned));
-    buffer_.resize(scanned + n);
-    if (n > 0) continue;
+    if (fill() > 0) continue;
     if (scanned == 0 || interrupt_exit_code() != 0) return std::nullopt;
     return take(scanned, 0);
   }
 }
 
-std::string LineReader::place() const { return fmt::format("{}:{}", input_name(file_.path()), lines_); }
+std::string LineReader::name() const { return input_name(file_.path()); }
+std::string LineReader::place() const { return fmt::format("{}:{}", name(), lines_); }
 
 std::string_view LineReader::take(std::size_t size, std::size_t ending) {
   const std::string_view line = std::string_view(buffer_).substr(begin_, size);

@@ -79,14 +79,20 @@ class LineReader {
   /// Without the line's end, until the next call; none at the end of the file, and after an interrupt. Throws TooLong
   /// for a line of more than `most` bytes; the next call goes on behind that line.
   std::optional<std::string_view> next();
+  /// Whether the file begins with `magic`. Requires: nothing has been taken yet.
+  bool begins_with(std::string_view magic);
+  /// The next `size` bytes, until the next call; fewer at the end of the file, and after an interrupt.
+  std::string_view bytes(std::size_t size);
   /// Whether next() has to wait for a pipe to say more.
   bool would_wait() const { return buffer_.find('\n', begin_) == std::string::npos && !file_.has_bytes(); }
   void stop() { file_.stop(); }                   ///< as InputFile has it
+  std::string name() const;                       ///< of the file
   std::string place() const;                      ///< FILE:LINE of the last line
   std::int64_t lines() const { return lines_; }   ///< so far
   std::uint64_t bytes() const { return bytes_; }  ///< of these
 
  private:
+  std::size_t fill();
   std::string_view take(std::size_t size, std::size_t ending);
 
   InputFile file_;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "models/files/file.h"
@@ -81,6 +82,10 @@ void refuse_lost_inputs(std::span<const NamedFile> files, const NamedFile& outpu
 }
 
 void refuse_lost_files(std::span<const NamedFile> files) {
+  const auto is_stdin = [](const NamedFile& file) {
+    return file.path == "-" && file.as == Names::kInput && file.option != "state-in";  // a state is in a file
+  };
+  if (std::ranges::count_if(files, is_stdin) > 1) throw UsageError("-: given more than once");
   std::vector<std::pair<const NamedFile*, Place>> outputs;
   for (const NamedFile& file : files) {
     if (file.as != Names::kOutput) continue;

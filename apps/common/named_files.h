@@ -23,7 +23,7 @@ std::vector<NamedFile> named_files(const Arguments& arguments, std::span<const O
 
 /// Throws UsageError if an output of `files` is the file of an input, or of another output, by whatever name: a link,
 /// stdin, a file of a model folder. A state may be saved over the state that was read. What is no regular file may be
-/// named for several outputs.
+/// named for several outputs. Nor may two inputs be stdin.
 void refuse_lost_files(std::span<const NamedFile> files);
 /// Throws UsageError if `output` is the file of an input of `files`.
 void refuse_lost_inputs(std::span<const NamedFile> files, const NamedFile& output);

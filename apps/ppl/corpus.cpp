@@ -159,8 +159,7 @@ bool Corpus::is_left(Read& read) const {
 }
 
 std::optional<Corpus::Read> Corpus::read() {
-  const bool is_jsonl = options_.files[at_].ends_with(".jsonl");
-  const Split split = options_.split.value_or(is_jsonl ? Split::kJsonl : Split::kFile);
+  const Split split = options_.split_of(options_.files[at_]);
   return split == Split::kFile ? read_file() : read_part(split);
 }
 

@@ -68,6 +68,10 @@ struct CorpusOptions {
   std::int64_t shard = 0, shards = 1;
   /// Skips wanted documents: they are read but not tokenized. None: all are left. Must live on.
   ResumeFilter* resumed = nullptr;
+
+  Split split_of(const std::string& file) const {
+    return split.value_or(file.ends_with(".jsonl") ? Split::kJsonl : Split::kFile);
+  }
 };
 
 class Corpus {

@@ -121,14 +121,14 @@ DocumentSinks sinks_of(const PplOptions& options, const Loaded& loaded, const Ru
                        const Outputs& outputs, std::unique_ptr<Report> report) {
   DocumentSinks sinks;
   sinks.push_back(std::move(report));
-  const bool compares = options.compare && is_distributions(*options.compare);
+  auto saved = options.compare ? std::make_unique<LineReader>(*options.compare) : nullptr;
+  const bool compares = saved && is_distributions(*saved);
   if (compares && (options.windows.mode != WindowMode::kFull || options.whole_calls)) {
     throw UsageError("--compare: distributions are those of --mode full");
   }
-  if (options.compare && !compares) sinks.push_back(token_comparison(*options.compare));
+  if (saved && !compares) sinks.push_back(token_comparison(std::exchange(saved, nullptr)));
   if (compares || outputs.logprobs) {
-    sinks.push_back(distributions(loaded.models.front(), options.run.session, outputs.logprobs.get(),
-                                  compares ? options.compare : std::nullopt,
+    sinks.push_back(distributions(loaded.models.front(), options.run.session, outputs.logprobs.get(), std::move(saved),
                                   {.model = loaded.info.fingerprint,
                                    .tokenizer = loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0,
                                    .vocab_size = loaded.info.vocab_size}));
@@ -251,7 +251,7 @@ int run(PplOptions options) {
     const Json differences = sink->differences();
     if (differences.is_null()) continue;
     context.details.update(differences);
-    log_line(fmt::format("{}: {}", *options.compare, dump(differences)));
+    log_line(fmt::format("{}: {}", input_name(*options.compare), dump(differences)));
   }
   const Json summary = summary_json(scored.summary, context);
   report.finish_corpus(summary, corpus.documents());

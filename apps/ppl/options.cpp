@@ -113,8 +113,6 @@ void read_files(const Arguments& arguments, PplOptions& options) {
   }
   options.corpus.files.insert(options.corpus.files.end(), rest.begin(), rest.end());
   if (options.corpus.files.empty()) throw UsageError("no documents (expected FILE..., or - for stdin)");
-  if (std::count(options.corpus.files.begin(), options.corpus.files.end(), "-") > 1)
-    throw UsageError("-: given more than once");
 }
 
 void read_input(const Arguments& arguments, PplOptions& options) {
@@ -125,6 +123,9 @@ void read_input(const Arguments& arguments, PplOptions& options) {
   if (arguments.has("split-by")) options.corpus.split = static_cast<Split>(arguments.choice("split-by", kSplits));
   if (arguments.has("ids")) options.corpus.split = Split::kIds;
   if (arguments.has("pairs")) options.corpus.split = Split::kPairs;
+  const auto is_jsonl = [&](const std::string& file) { return options.corpus.split_of(file) == Split::kJsonl; };
+  arguments.refuse_unless(std::ranges::any_of(options.corpus.files, is_jsonl), {"field"},
+                          "only with --split-by jsonl or a FILE.jsonl");
   options.corpus.field = arguments.text("field").value_or("text");
   options.corpus.most_bytes = static_cast<std::size_t>(arguments.integer("max-text-mb", 2048, 1, std::int64_t{1} << 20))
                               << 20;

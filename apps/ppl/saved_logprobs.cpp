@@ -10,13 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cmath>
-#include <fstream>
+#include <cstring>
 #include <limits>
-#include <new>
 #include <span>
-#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "apps/common/cli.h"
@@ -95,12 +93,13 @@ class Differences {
 /// Reads lines of --per-token as documents come, so that neither has to fit in memory.
 class TokenComparison : public DocumentSink {
  public:
-  explicit TokenComparison(const std::string& file) : file_(file), lines_(file) {}
+  explicit TokenComparison(std::unique_ptr<LineReader> saved) : lines_(std::move(saved)) {}
 
   void add(const ScoredDocument& scored) override {
     scored.for_each_token([&](std::size_t position, int id, float logprob) {
-      const auto line = lines_.next();
-      const std::string where = fmt::format("{}:{}", input_name(file_), lines_.lines());
+      const auto line = lines_->next();
+      if (interrupt_exit_code() != 0) return;
+      const std::string where = lines_->place();
       const std::string expected = fmt::format("document {}, position {}, id {}", scored.document.index, position, id);
       if (!line) throw RejectedFile(fmt::format("{}: too few tokens (found the end, expected {})", where, expected));
       const nlohmann::ordered_json saved = parse_object(*line, where);
@@ -126,24 +125,21 @@ class TokenComparison : public DocumentSink {
     });
   }
   Json differences() override {
-    if (!lines_.next()) return differences_.json();
-    throw RejectedFile(fmt::format("{}:{}: too many tokens (found more than {}, which is all)", input_name(file_),
-                                   lines_.lines(), differences_.tokens()));
+    if (!lines_->next()) return differences_.json();
+    throw RejectedFile(
+        fmt::format("{}: too many tokens (found more than {}, which is all)", lines_->place(), differences_.tokens()));
   }
 
  private:
-  std::string file_;
-  LineReader lines_;
+  std::unique_ptr<LineReader> lines_;
   Differences differences_;
 };
 
 /// The distributions of a file, and how far this run's are from them.
 class SavedDistributions {
  public:
-  SavedDistributions(std::string path, const DistributionSource& source)
-      : path_(std::move(path)), in_(path_, std::ios::binary), saved_(static_cast<std::size_t>(source.vocab_size)) {
-    if (!in_ && errno == ENOMEM) throw std::bad_alloc();
-    if (!in_) throw RejectedFile(fmt::format("{}: cannot open: {}", path_, std::generic_category().message(errno)));
+  SavedDistributions(std::unique_ptr<LineReader> saved, const DistributionSource& source)
+      : in_(std::move(saved)), saved_(static_cast<std::size_t>(source.vocab_size)) {
     Header header;
     read(&header, sizeof header, "a header");
     if (header.version != kVersion) refuse(fmt::format("version {}", header.version), std::to_string(kVersion));
@@ -160,11 +156,11 @@ class SavedDistributions {
   void add(std::int64_t document, std::size_t position, int id, std::span<const float> logprobs) {
     const Record expected{document, position, id};
     Record record;
-    read(&record, sizeof record, name_of(expected).c_str());
+    if (!read(&record, sizeof record, name_of(expected))) return;
     if (record.document != document || record.position != position || record.id != id) {
       refuse(name_of(record), name_of(expected));
     }
-    read(saved_.data(), saved_.size() * sizeof(float), "a distribution");
+    if (!read(saved_.data(), saved_.size() * sizeof(float), "a distribution")) return;
     double divergence = 0.0;
     double whole = 0.0;
     for (std::size_t v = 0; v < saved_.size(); ++v) {
@@ -191,6 +187,7 @@ class SavedDistributions {
     if (last.document != kEnd || last.position != divergences_.size()) {
       refuse(name_of(last), fmt::format("the end after {} tokens", divergences_.size()));
     }
+    if (!in_->bytes(1).empty()) refuse("more bytes", "nothing behind the end");
     const std::size_t count = divergences_.size();
     const double n = count > 0 ? static_cast<double>(count) : std::numeric_limits<double>::quiet_NaN();
     double sum = 0.0;
@@ -215,18 +212,21 @@ class SavedDistributions {
   }
 
  private:
-  void read(void* to, std::size_t bytes, const char* what) {
-    in_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
-    if (in_.gcount() != static_cast<std::streamsize>(bytes)) refuse("the end of the file", what);
+  /// False after an interrupt.
+  bool read(void* to, std::size_t size, const std::string& what) {
+    const std::string_view bytes = in_->bytes(size);
+    if (interrupt_exit_code() != 0) return false;
+    if (bytes.size() != size) refuse("the end of the file", what);
+    std::memcpy(to, bytes.data(), size);
+    return true;
   }
 
   [[noreturn]] void refuse(const std::string& found, const std::string& expected) const {
     throw RejectedFile(
-        fmt::format("{}: not distributions to compare with (found {}, expected {})", path_, found, expected));
+        fmt::format("{}: not distributions to compare with (found {}, expected {})", in_->name(), found, expected));
   }
 
-  std::string path_;
-  std::ifstream in_;
+  std::unique_ptr<LineReader> in_;
   std::vector<float> saved_;
   std::vector<float> divergences_;
   std::int64_t same_top_ = 0;
@@ -236,10 +236,10 @@ class SavedDistributions {
 /// A document once more, token by token, for the distributions that scores leave out.
 class DistributionSink : public DocumentSink {
  public:
-  DistributionSink(const Model& model, const SessionOptions& options, Output* out,
-                   const std::optional<std::string>& compare, const DistributionSource& source)
+  DistributionSink(const Model& model, const SessionOptions& options, Output* out, std::unique_ptr<LineReader> compare,
+                   const DistributionSource& source)
       : session_(model.new_session(1, options)), out_(out) {
-    if (compare) saved_.emplace(*compare, source);
+    if (compare) saved_.emplace(std::move(compare), source);
     if (out_ == nullptr) return;
     const Header header{.vocab_size = static_cast<std::uint32_t>(source.vocab_size),
                         .model = source.model,
@@ -291,20 +291,15 @@ class DistributionSink : public DocumentSink {
 
 }  // namespace
 
-bool is_distributions(const std::string& path) {
-  std::array<char, kMagic.size()> first{};
-  std::ifstream in(path, std::ios::binary);
-  return in.read(first.data(), first.size()) && first == kMagic;
-}
+bool is_distributions(LineReader& saved) { return saved.begins_with({kMagic.data(), kMagic.size()}); }
 
-std::unique_ptr<DocumentSink> token_comparison(const std::string& file) {
-  return std::make_unique<TokenComparison>(file);
+std::unique_ptr<DocumentSink> token_comparison(std::unique_ptr<LineReader> saved) {
+  return std::make_unique<TokenComparison>(std::move(saved));
 }
 
 std::unique_ptr<DocumentSink> distributions(const Model& model, const SessionOptions& options, Output* save,
-                                            const std::optional<std::string>& compare,
-                                            const DistributionSource& source) {
-  return std::make_unique<DistributionSink>(model, options, save, compare, source);
+                                            std::unique_ptr<LineReader> compare, const DistributionSource& source) {
+  return std::make_unique<DistributionSink>(model, options, save, std::move(compare), source);
 }
 
 }  // namespace mmrec::apps

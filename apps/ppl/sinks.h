@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "apps/common/input.h"
 #include "apps/common/output.h"
 #include "apps/ppl/report.h"
 #include "apps/ppl/score.h"
@@ -23,20 +24,19 @@ struct DistributionSource {
   std::int64_t vocab_size = 0;
 };
 
-/// Whether the file begins as those of --save-logprobs do.
-bool is_distributions(const std::string& path);
+/// Whether the file begins as those of --save-logprobs do. Requires: nothing of it has been read.
+bool is_distributions(LineReader& saved);
 
 /// Compares with the lines of mmrec-ppl --per-token: "diff_tokens", "diff_mean" and "diff_max" of the differences'
 /// absolute values, and "diff_bias", their mean (of this run's log-probs less those saved). Null without tokens.
-std::unique_ptr<DocumentSink> token_comparison(const std::string& file);
+std::unique_ptr<DocumentSink> token_comparison(std::unique_ptr<LineReader> saved);
 
 /// Distributions over the whole vocabulary, one for each scored token. Saves them to `save` if it is set. Compares them
 /// with the file `compare` if it is set: "diff_*" as above, of the log-probs of the tokens themselves; and of the
 /// Kullback-Leibler divergence of this run's distribution from the saved one, in nats: "kl_mean", "kl_stderr",
 /// "kl_median", "kl_p99", "kl_max"; and "same_top", the share of tokens where both have the same likeliest.
 std::unique_ptr<DocumentSink> distributions(const Model& model, const SessionOptions& options, Output* save,
-                                            const std::optional<std::string>& compare,
-                                            const DistributionSource& source);
+                                            std::unique_ptr<LineReader> compare, const DistributionSource& source);
 
 /// Written as documents come, a hundred bytes or so a token. Without a tokenizer it shows ids.
 std::unique_ptr<DocumentSink> html_page(Output& out, std::optional<Tokenizer> tokenizer, const RunIdentity& identity);

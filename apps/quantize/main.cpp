@@ -59,7 +59,7 @@ std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& na
   std::optional<Tokenizer> tokenizer;
   read_folder(command.from, command.run, [&] { tokenizer = Tokenizer::load(command.from); });
   const std::string text = read_input(name);
-  if (text.empty()) throw std::runtime_error(name + ": found no text");
+  if (text.empty()) throw std::runtime_error(input_name(name) + ": found no text");
   return tokenizer->encode(text, true, {}, command.options.threads);
 }
 

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "apps/common/named_files.h"
+
 namespace mmrec::apps {
 namespace {
 
@@ -58,6 +60,7 @@ QuantizeCommand quantize_command(const Arguments& arguments) {
   command.run = run_options(arguments);
   command.options.threads = command.run.session.threads;
   command.quiet = arguments.has("quiet");
+  refuse_lost_files(named_files(arguments, kOptions));
   return command;
 }
 

@@ -106,6 +106,8 @@ class Quantizer {
                       "quantize option keep: found {}, which is the name of no matrix, as blocks.0.W_z would be",
                       pattern);
     }
+    engine::require(options.keep.empty() || !result_.matrices.empty(),
+                    "quantize option keep: found patterns of every matrix, expected one to quantise");
     config_ = models::with_quantization_config(config_, (from / models::kConfigFile).string(), groups(), ignored);
     engine::expect(!result_.matrices.empty(), "{}: found no matrix NAME.weight to quantise",
                    checkpoint_.path().string());

@@ -191,7 +191,7 @@ void JsonReader::begin_array() {
 
 bool JsonReader::next_element() {
   const char c = next_char();
-  if (c == ']' || c == '}') return ++at_, false;
+  if (c == ']' || c == '}') return value_begin_ = ++at_, false;  // what fail() then speaks of has been closed
   if (c == ',') ++at_;
   return true;
 }

@@ -107,7 +107,7 @@ QuantSchemes read_quantization(JsonReader& reader) {
     }
   }
   if (!has_method) reader.fail("quant_method is missing");
-  if (schemes.empty()) reader.fail("config_groups is missing");
+  if (schemes.empty()) reader.fail("found no weights in config_groups, expected a scheme of them");
   return schemes;
 }
 

@@ -110,6 +110,20 @@ TEST_F(DistributionsTest, AModelIsNoDistanceFromItself) {
   EXPECT_EQ(same["same_top"], 1.0);
 }
 
+TEST_F(DistributionsTest, APipeIsComparedWithLikeAFile) {
+  write_file(folder_ / "ids", lines_);
+  const Words line = {kPpl, "--device", "cpu", "-m", kUpstream + "/mdi", "--ids", folder_ / "ids"};
+  ASSERT_EQ(ppl("mdi", {"--save-logprobs", file_}).code, 0);
+  for (const std::string& saved : {run(words(line, {"--per-token"})).out, read_file(file_)}) {
+    for (const char* pipe : {"-", "/dev/stdin"}) {
+      EXPECT_EQ(json_of(run(words(line, {"--compare", pipe, "--format", "json"}), saved))["diff_max"], 0.0) << pipe;
+    }
+    const std::string part = saved.substr(0, saved.size() / 2);
+    EXPECT_EQ(interrupted_reading(words(line, {"--compare"}), part, 0, SIGTERM).code, 143);
+  }
+  expect_refused(ppl("mdi", {"--compare", "-"}), 2, {"-: given more than once"});
+}
+
 TEST_F(DistributionsTest, WhatDoesNotBelongIsRefused) {
   ASSERT_EQ(ppl("mdi", {"--save-logprobs", file_}).code, 0);
   const std::string whole = read_file(file_);
@@ -121,6 +135,7 @@ TEST_F(DistributionsTest, WhatDoesNotBelongIsRefused) {
        {std::size_t{9}, std::size_t{31}, std::size_t{40}, std::size_t{200}, whole.size() - 1, whole.size() - 24}) {
     expect_refused(compared(whole.substr(0, size)), 3, {file_, "found the end of the file"});
   }
+  expect_refused(compared(whole + whole), 3, {file_, "found more bytes"});
   struct Change {
     std::size_t at;
     int by;

@@ -28,6 +28,18 @@ TEST(Memory, AnyLimitOfAddressSpaceEndsARunWithAResultOrAReason) {
   EXPECT_TRUE(worked);
 }
 
+TEST(Memory, ThatRanOutIsSavedByAnOptionThatTheProgramHas) {
+  SKIP_UNDER_SANITIZERS("a sanitizer's shadow memory does not fit under the limit");
+  for (const auto& [line, says] : {std::pair{Words{kGenerate, "-p", "The"}, "Try: a smaller --slots, or a machine"},
+                                   {Words{kPpl, kIds, "--ids"}, "Try: a smaller --batch, or a machine"}}) {
+    Outcome outcome;
+    for (int megabytes = 60; megabytes < 260 && outcome.code != 4; megabytes += 10) {
+      outcome = run(limited(megabytes * 1000, words(line, {"-m", MMREC_WEIGHTS "/mmrec-12m", "--device", "cpu"})));
+    }
+    expect_refused(outcome, 4, {says});
+  }
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 volatile std::size_t more_than_there_is = std::size_t{1} << 60;
 char* volatile taken = nullptr;

@@ -109,7 +109,9 @@ TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
                          {{kTiny, to, "--format", "int4", "--group", "63"}, "--group"},
                          {{kTiny, to, "--format", "int4", "--group", "96"}, "multiple of 64"},
                          {{kTiny, kTiny, "--format", "int8"}, "a new or an empty folder"},
+                         {{kTiny, to, "--format", "int8", "--calibrate", "-", "--eval", "-"}, "-: given more"},
                          {{kTiny, to, "--format", "int8", "--keep", "*.W_z", "--keep", "none.*"}, "none.*"},
+                         {{kTiny, to, "--format", "int8", "--keep", "*"}, "patterns of every matrix"},
                      });
   expect_refused(run({kQuantize, kUpstream + "/jax", to, "--format", "int8"}), 3, {"no matrix NAME.weight"});
   expect_refused(run({kQuantize, out / "none", to, "--format", "int8"}), 3, {"config.json"});

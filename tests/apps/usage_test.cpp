@@ -137,6 +137,8 @@ TEST(Usage, OptionsOfPplThatDoNotGoTogetherAreRefused) {
       {
           {{"--ids", "--split-by", "line"}, "--ids: not with --split-by"},
           {{"--ids", "--field", "x"}, "--ids: not with --field"},
+          {{"--field", "x"}, "--field: only with --split-by jsonl or a FILE.jsonl"},
+          {{"--field", "x", "--split-by", "line", "a.jsonl"}, "--field: only with"},
           {{"--pairs", "--ids"}, "--pairs: not with --ids"},
           {{"--split-by", "word"}, "file or line or blank or jsonl"},
           {{"--mode", "rolling"}, "--mode rolling: needs --window N"},

@@ -162,13 +162,13 @@ TEST(Quantized, WhatDoesNotFitIsRefused) {
           {"group_size: found 32, expected a multiple of 64"});
   refused("int4", [](Edited& e) { e.scheme()["symmetric"] = false; }, {"symmetric", "found false, expected true"});
   refused("int8", [](Edited& e) { e.scheme()["num_bits"] = 6; },
-          {"found \"int\" of 6 bits, expected int of 4 or 8 bits or float of 8"});
+          {"group_0: weights: found \"int\" of 6 bits, expected int of 4 or 8 bits or float of 8"});
   refused("int8", [](Edited& e) { e.scheme()["strategy"] = "block"; },
-          {"strategy: found \"block\", expected \"tensor\", \"channel\" or \"group\""});
+          {"group_0: weights: strategy: found \"block\", expected \"tensor\", \"channel\" or \"group\""});
   refused("int8", [](Edited& e) { e.json["quantization_config"]["quant_method"] = "gptq"; },
           {"quant_method", "found \"gptq\", expected \"compressed-tensors\""});
   refused("int8", [](Edited& e) { e.json["quantization_config"].erase("config_groups"); },
-          {"config_groups is missing"});
+          {"quantization_config: found no weights in config_groups, expected a scheme of them"});
 }
 
 }  // namespace
