@@ -27,7 +27,8 @@ tokenizer = mmrec.Tokenizer.load()
 session = model.new_session(2, threads=1)
 session.prefill([[1, 2], [3, 4]], on_progress=lambda done, total: True)
 best: np.int64 = np.argmax(session.logits())
-result: mmrec.GenerateResult = session.generate(tokenizer, max_tokens=3)
+result: mmrec.GenerateResult = session.generate(tokenizer, stop=b"a", eos_token_ids=np.array([2]))
+mmrec.Model.load_on_gpus(gpus=np.arange(2))
 texts: list[str] = [r.text for r in mmrec.Generator(model, tokenizer).generate(["a", [1, 2]])]
 total: float = sum(s.nll for s in mmrec.Scorer(model).score_stream([[1, 2]]))
 
