@@ -128,6 +128,19 @@ def test_model_args_of_other_models_are_understood():
             plugin.MMRecLM.create_from_arg_string(f"device=cpu,{wrong}")
 
 
+def test_faults_are_a_line_and_an_exit_code(monkeypatch, capsys):
+    def call_of_the_harness():
+        raise fault("mine")
+
+    with pytest.raises(mmrec.ModelError, match="/absent/config.json: "):
+        plugin.MMRecLM.create_from_arg_string("path=/absent")
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", call_of_the_harness)
+    for fault, code in plugin._EXIT_CODES.items():
+        with pytest.raises(SystemExit, match=str(code)):
+            plugin.main()
+        assert capsys.readouterr().err == "mmrec.lm_eval: mine\n"
+
+
 def test_add_bos_token_decides_what_begins_a_context(model):
     tokenizer = mmrec.Tokenizer.load()
     for add_bos in (True, False):

@@ -134,6 +134,8 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             return cls(**{**given, **arg_dict})
         except (TypeError, ValueError) as fault:
             raise RefusedOptionError(f"model_args: {fault}") from fault
+        except OSError as fault:
+            raise _mmrec.ModelError(f"{fault.filename}: {fault.strerror}") from fault
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
@@ -351,14 +353,17 @@ if "mmrec" not in model_registry:
     model_registry.register("mmrec", target="mmrec.lm_eval:MMRecLM")
 
 
+_EXIT_CODES = {RefusedOptionError: 2, _mmrec.ModelError: 3, _mmrec.NumericError: 6, _mmrec.DeviceUnavailable: 1}
+
+
 def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     try:
         cli_evaluate()
-    except (RefusedOptionError, _mmrec.ModelError, _mmrec.NumericError) as fault:
+    except tuple(_EXIT_CODES) as fault:
         print(f"mmrec.lm_eval: {fault}", file=sys.stderr)
-        sys.exit(2 if isinstance(fault, RefusedOptionError) else 6 if isinstance(fault, _mmrec.NumericError) else 3)
+        sys.exit(_EXIT_CODES[type(fault)])
 
 
 if __name__ == "__main__":
