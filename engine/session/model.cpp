@@ -146,7 +146,7 @@ Model Model::load(const std::filesystem::path& folder, const LoadOptions& option
 std::vector<Model> Model::load_on_gpus(const std::filesystem::path& folder, const LoadOptions& options,
                                        std::span<const int> gpus) {
   check(options);
-  engine::require(options.device != Device::kCpu, "load option device: found kCpu, expected a GPU");
+  engine::require(options.device != Device::kCpu, "load option device: found cpu, expected a GPU");
   const std::vector<int> chosen = chosen_gpus(gpus, options);
   const std::unique_ptr<models::LoadedModel> model = loaded(folder, options, true);
   std::vector<std::optional<Model>> uploaded(chosen.size());

@@ -46,7 +46,7 @@ TEST(LoadedModel, OnSeveralGpusSaysWhichItCannotUse) {
     return "nothing";
   };
   LoadOptions on_cpu{.device = Device::kCpu};
-  EXPECT_EQ(refused(on_cpu, {}), "load option device: found kCpu, expected a GPU");
+  EXPECT_EQ(refused(on_cpu, {}), "load option device: found cpu, expected a GPU");
   EXPECT_EQ(refused({}, {0, -1}), "gpus: found -1, expected >= 0");
   EXPECT_EQ(refused({}, {0, 2, 0}), "gpus: found 0 twice, expected each GPU once");
   const auto unavailable = [](int gpu) {

@@ -31,7 +31,8 @@ def test_malformed_files_and_states(tmp_path, model):
 
 
 def test_arguments(model, tokenizer):
-    session, scorer, generator = begun(model, [1]), mmrec.Scorer(model), mmrec.Generator(model, tokenizer, slots=1)
+    session, two = begun(model, [1]), begun(model, [[1, 2], [3, 4]], batch=2)
+    scorer, generator = mmrec.Scorer(model), mmrec.Generator(model, tokenizer, slots=1)
     new, fresh, load = model.new_session, model.new_session(), partial(mmrec.Model.load, device="cpu")
     draw, generate, text = session.draw, partial(session.generate, tokenizer), partial(mmrec.generate, "Once", model)
     scorers, generators = partial(mmrec.Scorer, model), partial(mmrec.Generator, model, tokenizer)
@@ -44,6 +45,7 @@ def test_arguments(model, tokenizer):
         (TypeError, new, {"batch": True}, {"threads": True}, {"threads": "two"}),
         (TypeError, new, {"sweep_tolerance": True}, {"tempo": 1}),
         (ValueError, load, {"device": "gpu"}, {"device": "cuda:"}, {"precision": "fp8"}, {"expert": "text"}),
+        (ValueError, load, {"path": "a\0"}),
         (TypeError, load, {"threads": True}, {"allow_nonfinite": 1}, {"bank": 1}),
         (ValueError, generate, {"top_k": 2**31}),
         (TypeError, generate, {"max_tokens": True}, {"max_tokens": 3.0}, {"temperature": False}, {"logprobs": 1}),
@@ -55,6 +57,9 @@ def test_arguments(model, tokenizer):
         (ValueError, fresh.recent_tokens, {"sequence": 1}),
         (ValueError, fresh.generate, {"tokenizer": tokenizer}),
         (TypeError, session.recent_tokens, {"sequence": False}),
+        (mmrec.ModelError, session.restore, {"state": b""}),
+        (mmrec.ModelError, submit, {"prompt": "Once", "state": b""}),
+        (ValueError, two.restore, *({"state": two.save(), "recent": ids} for ids in ([1, 2], [[1], [2], [3], [4]]))),
         (TypeError, session.restore, {"state": "state"}, {"state": memoryview(b"state" * 8)[::2]}, {"state": 3}),
         (ValueError, generators, {"slots": -1}, {"memory_bytes": -1}),
         (TypeError, generators, {"slots": True}),

@@ -111,6 +111,7 @@ def test_gen_kwargs_without_effect_are_understood_and_others_refused(model):
         model.generate_until([Request("a", {"num_beams": 2})])
     plain = model.generate_until([Request("Once upon", {"max_gen_toks": 5})])
     without = {"num_beams": 1, "use_cache": True, "early_stopping": False, "pad_token_id": 0, "no_repeat_ngram_size": 0}
+    without |= {"top_k": None, "do_sample": None, "seed": None, "until": None}
     assert model.generate_until([Request("Once upon", {"max_gen_toks": 5, **without})]) == plain
 
 
@@ -118,8 +119,26 @@ def test_model_args_of_other_models_are_understood():
     found = plugin.MMRecLM.create_from_arg_string("device=cpu,dtype=float32,trust_remote_code=True,max_length=16")
     assert found.max_length == 16 and found.get_model_info()["model_dtype"] == "fp32"
     assert plugin.MMRecLM(device="cpu", dtype="torch.bfloat16").get_model_info()["model_dtype"] == "bf16"
-    with pytest.raises(plugin.RefusedOptionError, match="found peft, expected"):
-        plugin.MMRecLM.create_from_arg_string("device=cpu,peft=x")
+    for wrong, message in (
+        ("peft=x", "found peft, expected"),
+        ("dtype=float64", "found 'float64'"),
+        ("threads=x", "'x'"),
+    ):
+        with pytest.raises(plugin.RefusedOptionError, match=f"model_args: .*{message}"):
+            plugin.MMRecLM.create_from_arg_string(f"device=cpu,{wrong}")
+
+
+def test_faults_are_a_line_and_an_exit_code(monkeypatch, capsys):
+    def call_of_the_harness():
+        raise fault("mine")
+
+    with pytest.raises(mmrec.ModelError, match="/absent/config.json: "):
+        plugin.MMRecLM.create_from_arg_string("path=/absent")
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", call_of_the_harness)
+    for fault, code in plugin._EXIT_CODES.items():
+        with pytest.raises(SystemExit, match=str(code)):
+            plugin.main()
+        assert capsys.readouterr().err == "mmrec.lm_eval: mine\n"
 
 
 def test_add_bos_token_decides_what_begins_a_context(model):

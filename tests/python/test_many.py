@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmrec
-from conftest import begun
+from conftest import at_once, begun
 
 PROMPTS = ["Once", "The river", "A king", "In the year", "She", "It was cold", "Why"]
 
@@ -24,9 +24,9 @@ def alone(model, tokenizer, prompt, **options):
 
 
 def test_a_request_gives_what_it_gives_alone(model, tokenizer, generator):
-    results = generator.generate(iter(PROMPTS), max_tokens=9, seed=4, sequence=10)
+    results = generator.generate(iter(PROMPTS), max_tokens=9, seed=4, sequence=np.uint8(250))
     for i, (prompt, result) in enumerate(zip(PROMPTS, results)):
-        expected = alone(model, tokenizer, prompt, max_tokens=9, seed=4, sequence=10 + i)
+        expected = alone(model, tokenizer, prompt, max_tokens=9, seed=4, sequence=250 + i)
         assert result.text == expected.text
         np.testing.assert_allclose(result.logprobs, expected.logprobs, atol=1e-4)
     assert generator.waiting == generator.running == 0 and generator.slots == 3
@@ -79,6 +79,20 @@ def test_what_one_request_does_wrong_ends_that_one_alone(generator):
         generator.run()
     generator.run()
     assert sorted(r.finish_reason for r in results) == ["cancelled", "length"]
+
+
+def test_what_a_callback_raises_comes_to_its_own_call_whichever_thread_runs_the_round(generator):
+    def fail(*_):
+        raise KeyError("mine")
+
+    def work(me):
+        if me % 2:
+            assert len(generator.generate(PROMPTS, max_tokens=9)) == len(PROMPTS)
+        else:
+            with pytest.raises(KeyError, match="mine"):
+                generator.generate(PROMPTS, max_tokens=9, **{("on_text", "on_token")[me // 2 % 2]: fail})
+
+    at_once(8, work)
 
 
 def test_coroutines_share_the_batch(model, tokenizer, generator):

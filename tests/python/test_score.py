@@ -120,6 +120,8 @@ def test_faults_are_a_line_and_an_exit_code(corpus, tmp_path, capsys):
     assert "found 'text', 'prompt', expected a field 'body'" in error and error.count("\n") == 1
     assert run(score, tmp_path / "absent.jsonl", "-o", tmp_path / "b") == 3
     assert run(score, corpus, "-o", tmp_path / "c", "-m", tmp_path) == 3
+    with pytest.raises(SystemExit, match="2"):
+        run(score, corpus, "-o", tmp_path / "d", "--partition-mib", "inf")
     assert not list(tmp_path.glob("?/part-*")) and not list(tmp_path.glob("?/.*"))
 
 
@@ -142,6 +144,20 @@ def test_figures_do_not_depend_on_the_format(tmp_path, capsys):
     assert {int(record["name"].rsplit("@")[-1]) for record in records(out)} == set(range(len(rows)))
 
 
+def test_a_damaged_parquet_file_is_named(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    path = tmp_path / "corpus.parquet"
+    for compression in ("none", "gzip"):  # text that is no UTF-8; pages that cannot be unpacked
+        parquet.write_table(pyarrow.table({"text": TEXTS}), path, compression=compression, use_dictionary=False)
+        data = bytearray(path.read_bytes())
+        data[200] ^= 128
+        path.write_bytes(data)
+        assert run(score, path, "-o", tmp_path / compression) == 3
+        assert f"mmrec.score: {path}: cannot be read (" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"tokens": "1"}', '{"tokens": NaN}', '{"\\u001b[2J": "x"}'])
 def test_results_that_no_run_writes_are_refused_in_a_line(tmp_path, text):
     results = _partitions.Results(str(tmp_path))
@@ -161,7 +177,7 @@ def test_an_id_comes_back_as_it_is_written_or_is_refused(tmp_path):
 
     for key in ["100000000000000000001", "-7", "0.25", "-0.0", '"1e400"', "1e+16"]:
         assert json.dumps(row(key).head["id"]) == key
-    for key in ["-0", "1.50", "1e400", "-1e400", "0.1000000000000000055", "NaN"]:
+    for key in ["-0", "1.50", "1e400", "-1e400", "0.1000000000000000055", "NaN", "true"]:
         found = row(key)
         assert found.error is not None and "id" not in found.head, key
 
@@ -184,7 +200,7 @@ def test_compressed_text_is_read_as_the_text(tmp_path, suffix, split):
 
     assert texts(packed) == texts(plain) and texts(plain)
     packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(_partitions.InputError, match="cannot be decompressed"):
+    with pytest.raises(_partitions.InputError, match="cannot be read"):
         texts(packed)
 
 

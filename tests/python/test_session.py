@@ -73,6 +73,7 @@ def test_generating_reports_what_was_asked_for(model, tokenizer):
     word = result.text.split()[1]
     stopped = begun(model, IDS).generate(tokenizer, max_tokens=8, stop=word, logprobs=False)
     assert stopped.finish_reason == "stop" and word not in stopped.text and stopped.logprobs.size == 0
+    assert begun(model, IDS).generate(tokenizer, max_tokens=8, stop=word.encode()).text == stopped.text
     assert begun(model, IDS).generate(tokenizer, on_text=lambda text: False).finish_reason == "cancelled"
     assert (
         begun(model, IDS).generate(tokenizer, max_tokens=3, eos_token_ids=[int(result.tokens[0])]).finish_reason

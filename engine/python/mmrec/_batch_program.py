@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import os
 import sys
 import time
@@ -85,8 +86,8 @@ def main(
     report: Report,
 ) -> int:
     """Runs the program and returns its exit code. Each worker makes its `work` from options."""
-    if not args.partition_mib * (1 << 20) >= 1:
-        parser.error(f"--partition-mib: found {args.partition_mib}, expected more than 0")
+    if not 1 <= args.partition_mib * (1 << 20) < math.inf:
+        parser.error(f"--partition-mib: found {args.partition_mib}, expected a number of MiB, more than 0")
     if args.batch < 0 or args.cpus_per_worker < 0:
         parser.error("--batch, --cpus-per-worker: found a negative number")
     if args.no_ray and args.ray_address is not None:

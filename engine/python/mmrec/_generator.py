@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import functools
+import operator
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Iterable, Iterator, Optional, Union
@@ -80,7 +81,12 @@ class Generator(_mmrec.Generator):
     def _as_completed(
         self, prompts: Iterable[Prompt], options: GenerateOptions
     ) -> Iterator[tuple[int, GenerateResult]]:
-        sequence = options.pop("sequence", 0)
+        sequence = operator.index(options.pop("sequence", 0))
+        faults: list[BaseException] = []  # another thread that runs the round must not raise them
+        if callable(on_text := options.get("on_text")):
+            options["on_text"] = _guarded(faults.append, on_text)
+        if callable(on_token := options.get("on_token")):
+            options["on_token"] = _guarded(faults.append, on_token)
         numbered = enumerate(prompts)
         more = True
         most = 2 * self.slots  # running, and as many ready to join
@@ -96,10 +102,12 @@ class Generator(_mmrec.Generator):
                         numbers[index] = self.submit(prompt, on_finish=on_finish, **options)
                 if len(done) < len(numbers):
                     self.run_once()
-                while done:
+                while done and not faults:
                     index, result = done.popleft()
                     del numbers[index]
                     yield index, result
+                if faults:
+                    raise faults[0]
         finally:
             for number in numbers.values():
                 self.cancel(number)
@@ -135,6 +143,21 @@ class Generator(_mmrec.Generator):
             request.cancelled = True
 
 
+def _guarded(
+    post: Callable[[BaseException], object], *callbacks: Optional[Callable[..., object]]
+) -> Callable[..., bool]:
+    """Calls all of `callbacks` until one returns False or raises; posts the exception. Returns whether to go on."""
+
+    def call(*arguments: Any) -> bool:
+        try:
+            return all(c is None or c(*arguments) is not False for c in callbacks)
+        except BaseException as fault:
+            post(fault)
+            return False
+
+    return call
+
+
 class _Request:
     """A request of a coroutine. The thread of the rounds posts to the coroutine: pieces, then the result; or the
     exception of a callback."""
@@ -148,11 +171,11 @@ class _Request:
         self._items: asyncio.Queue[Union[str, GenerateResult, BaseException]] = asyncio.Queue()
         on_text, on_token = options.get("on_text"), options.get("on_token")
         if wants_text:
-            options["on_text"] = self._guarded(self.post, on_text)
+            options["on_text"] = _guarded(self.post, self._is_wanted, self.post, on_text)
         elif on_text is not None:
-            options["on_text"] = self._guarded(on_text)
+            options["on_text"] = _guarded(self.post, self._is_wanted, on_text)
         if on_token is not None:
-            options["on_token"] = self._guarded(on_token)
+            options["on_token"] = _guarded(self.post, self._is_wanted, on_token)
         options["on_finish"] = self._finish
 
     async def next(self) -> Union[str, GenerateResult]:
@@ -175,17 +198,8 @@ class _Request:
         except BaseException as fault:
             self.post(fault)
 
-    def _guarded(self, *callbacks: Optional[Callable[..., object]]) -> Callable[..., bool]:
-        """Calls all of `callbacks` until one returns False or raises; posts the exception. Returns whether to go on."""
-
-        def call(*arguments: Any) -> bool:
-            try:
-                return not self.cancelled and all(c is None or c(*arguments) is not False for c in callbacks)
-            except BaseException as fault:
-                self.post(fault)
-                return False
-
-        return call
+    def _is_wanted(self, *_: Any) -> bool:
+        return not self.cancelled
 
 
 class _Rounds:

@@ -52,7 +52,7 @@ def load(path: Optional[Path] = None, **options: Unpack[LoadOptions]) -> Model:
 
 @_method(Model, LoadOptions, is_static=True)
 def load_on_gpus(
-    path: Optional[Path] = None, gpus: Optional[Iterable[int]] = None, **options: Unpack[LoadOptions]
+    path: Optional[Path] = None, gpus: Optional[npt.ArrayLike] = None, **options: Unpack[LoadOptions]
 ) -> list[Model]:
     return _load_on_gpus(path, gpus, **options)
 

@@ -4,7 +4,7 @@ What must stay true: the names and defaults are those of the engine (engine/pyth
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, Sequence, TypedDict, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, TypedDict, TypeVar, Union
 
 from . import _mmrec
 
@@ -58,8 +58,8 @@ class GenerateOptions(SamplerOptions, total=False):
 
     sequence: int
     max_tokens: int
-    stop: Union[str, Sequence[str], None]
-    eos_token_ids: Optional[Iterable[int]]
+    stop: Union[str, bytes, Iterable[Union[str, bytes]], None]
+    eos_token_ids: "Optional[npt.ArrayLike]"
     logprobs: bool
     top_logprobs: int
     context: "Optional[npt.ArrayLike]"

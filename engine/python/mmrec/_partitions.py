@@ -141,10 +141,10 @@ def _open(path: str) -> BinaryIO:
 def documents(partition: Partition, field: str) -> Iterator[Document]:
     """Each document of the partition, also empty ones. A blank line is no document. Raises InputError, OSError."""
     path = partition.path
-    if partition.split == "parquet":
-        yield from _parquet_documents(partition, field)
-        return
     try:
+        if partition.split == "parquet":
+            yield from _parquet_documents(partition, field)
+            return
         with _open(path) as file:
             if partition.split == "file":
                 yield Document(path, 0, file.read().decode("utf-8", "replace"))
@@ -154,10 +154,10 @@ def documents(partition: Partition, field: str) -> Iterator[Document]:
                     yield _from_json(text, field, path, at)
                 else:
                     yield Document(f"{path}@{at}", at, text.decode("utf-8", "replace"))
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as fault:
-        if isinstance(fault, OSError) and fault.errno is not None:
+    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as fault:  # pyarrow raises ValueError, too
+        if isinstance(fault, OSError) and fault.filename is not None:
             raise
-        raise InputError(f"{path}: cannot be decompressed ({str(fault).splitlines()[0]})") from fault
+        raise InputError(f"{path}: cannot be read ({str(fault).splitlines()[0]})") from fault
 
 
 def _seek_line(file: BinaryIO, at: int) -> int:
@@ -248,7 +248,8 @@ def _from_json(line: bytes, field: str, path: str, place: int) -> Document:
 def _from_row(key: Any, text: Any, field: str, path: str, place: int) -> Document:
     if isinstance(key, _Rounded):
         return _bad(path, place, f"field 'id' (found {key!r}, expected a number as Python writes it)")
-    if not isinstance(key, (str, int, float, type(None))) or (isinstance(key, float) and not math.isfinite(key)):
+    is_one = isinstance(key, (str, int, float, type(None))) and not isinstance(key, bool)
+    if not is_one or (isinstance(key, float) and not math.isfinite(key)):
         return _bad(path, place, f"field 'id' (found {key!r:.40}, expected a string or a number)")
     if isinstance(text, str) and _is_unicode(text):
         return Document(f"{path}@{place}", place, text, key)

@@ -33,7 +33,7 @@ BRANCH_TOKENS = {"cpu": 12, "cuda": 2048}
 SHARED_TOKENS = 32
 #: PyTorch's names of precisions.
 _DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-#: Options of Hugging Face's generate() that this value, or any (None), leaves without effect.
+#: Options of Hugging Face's generate() that this value, or any (None), leaves without effect, as null leaves all.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -130,7 +130,12 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if given.get("device") == "cuda:0":
             given["device"] = "auto"
-        return cls(**{**given, **arg_dict})
+        try:
+            return cls(**{**given, **arg_dict})
+        except (TypeError, ValueError) as fault:
+            raise RefusedOptionError(f"model_args: {fault}") from fault
+        except OSError as fault:
+            raise _mmrec.ModelError(f"{fault.filename}: {fault.strerror}") from fault
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Optional[dict[str, Any]] = None) -> MMRecLM:
@@ -270,19 +275,16 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The harness's gen_kwargs as options of Session.generate. Raises RefusedOptionError for an unknown one."""
-        left = dict(given)
+        left = {name: value for name, value in given.items() if value is not None}
         for name, neutral in _WITHOUT_EFFECT.items():
-            if name in left and (neutral is None or left[name] is None or left[name] == neutral):
+            if name in left and neutral in (None, left[name]):
                 del left[name]
-        until = left.pop("until", None) or []
+        until = left.pop("until", [])
         most = self.max_gen_toks
         for name in ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks"):
-            value = left.pop(name, None)
-            most = most if value is None else int(value)
+            most = int(left.pop(name, most))
         temperature = left.pop("temperature", None)
-        sampled = left.pop("do_sample", None)
-        if sampled is None:
-            sampled = bool(temperature)
+        sampled = left.pop("do_sample", bool(temperature))
         options: dict[str, Any] = {
             "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
             "max_tokens": most,
@@ -351,14 +353,17 @@ if "mmrec" not in model_registry:
     model_registry.register("mmrec", target="mmrec.lm_eval:MMRecLM")
 
 
+_EXIT_CODES = {RefusedOptionError: 2, _mmrec.ModelError: 3, _mmrec.NumericError: 6, _mmrec.DeviceUnavailable: 1}
+
+
 def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     try:
         cli_evaluate()
-    except (RefusedOptionError, _mmrec.ModelError, _mmrec.NumericError) as fault:
+    except tuple(_EXIT_CODES) as fault:
         print(f"mmrec.lm_eval: {fault}", file=sys.stderr)
-        sys.exit(2 if isinstance(fault, RefusedOptionError) else 6 if isinstance(fault, _mmrec.NumericError) else 3)
+        sys.exit(_EXIT_CODES[type(fault)])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ functions of this module: torch.ops.mmrec.* refuse its transforms.
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterable, Iterator, Literal, Optional, Tuple, Union, overload
+from typing import Any, Callable, Dict, Iterable, Iterator, Literal, Optional, Tuple, TypeVar, Union, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch.autograd import forward_ad
 from . import ops
 
 __all__ = ["decay_scan", "exp_product_scan", "logsumexp_scan", "token_logprobs"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _library = torch.library.Library("mmrec", "DEF")
 
@@ -62,10 +64,10 @@ def _neighbours(x: Tensor, reverse: bool) -> Tuple[slice, slice]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _operator(inputs: str, fake: Any, outputs: str = "(Tensor, Tensor)") -> Any:
+def _operator(inputs: str, fake: Any, outputs: str = "(Tensor, Tensor)") -> Callable[[F], F]:
     """Decorates what an operator runs. `fake` gives outputs of the right shapes and types."""
 
-    def define(run: Any) -> Any:
+    def define(run: F) -> F:
         name = run.__name__[1:]
         _library.define(f"{name}({inputs}) -> {outputs}", tags=(torch.Tag.needs_fixed_stride_order,))
         _library.impl(name, run, "CPU")
@@ -117,7 +119,8 @@ def _decay_scan_backward(
     d_log_a = torch.exp(log_a, out=_fresh(log_a)).mul_(adjoint)  # autocast leaves exp(out=) alone
     before, after = _neighbours(log_a, reverse)
     d_log_a[..., after, :].mul_(h[..., before, :])
-    d_log_a.select(-2, _begin(log_a, reverse)).copy_(0.0 if carry is None else d_carry * carry.float())
+    first = d_log_a.select(-2, _begin(log_a, reverse))
+    first.zero_() if carry is None else first.copy_(d_carry * carry.float())
     return d_log_a, adjoint, d_carry
 
 

@@ -39,7 +39,10 @@ class PyGenerator {
       in_use = &session.busy;
       request.start = session.session;
     }
-    if (!state.is_none()) request.state = bytes_of(state, "state");
+    if (!state.is_none()) {
+      request.state = bytes_of(state, "state");
+      if (request.state.empty()) throw std::runtime_error("saved state: found 0 bytes");  // to the engine: no state
+    }
     request.options = given.options;
     request.on_finish = receiver(on_finish, given.options.top_logprobs);
     adopt();

@@ -105,14 +105,14 @@ nb::object reduce(const PyModel& self) {
 constexpr const char* kInUse = "this session";
 
 /// The ids of a call, which must be [T] for a batch of 1, or [batch, T]; for `step` [batch], or [batch, 1].
-Tokens tokens_for(const Session& session, nb::handle value, bool step) {
-  Tokens tokens = tokens_of(value, "tokens");
+Tokens tokens_for(const Session& session, nb::handle value, bool step, const char* what = "tokens") {
+  Tokens tokens = tokens_of(value, what);
   const auto batch = static_cast<std::size_t>(session.batch());
   const std::vector<std::size_t>& shape = tokens.shape;
   const bool rows = shape.size() == 2 && shape[0] == batch && (!step || shape[1] == 1);
   const bool flat = shape.size() == 1 && (step ? shape[0] == batch : batch == 1);
   if (!rows && !flat) {
-    refuse("tokens", "found the shape [{}], expected {}[{}{}]", fmt::join(shape, ", "),
+    refuse(what, "found the shape [{}], expected {}[{}{}]", fmt::join(shape, ", "),
            !step && batch == 1 ? "[T] or " : "", batch, step ? "" : ", T");
   }
   return tokens;
@@ -193,7 +193,8 @@ nb::bytes save(PySession& self) {
 }
 
 void restore(PySession& self, nb::handle state, nb::handle recent) {
-  const std::vector<int> ids = recent.is_none() ? std::vector<int>() : tokens_of(recent, "recent").ids;
+  const std::vector<int> ids =
+      recent.is_none() ? std::vector<int>() : tokens_for(*self.session, recent, false, "recent").ids;
   const std::vector<std::byte> bytes = bytes_of(state, "state");
   exclusively(self, [&](Session& session) { session.restore(bytes, ids); });
 }
@@ -289,9 +290,10 @@ void bind_session(nb::module_& m) {
            "The state as bytes, for restore() of a session of the same model and batch. They can betray the text:\n"
            "treat them like it.");
   type.def("restore", restore, nb::call_guard<Call>(), nb::arg("state"), nb::arg("recent") = nb::none(),
-           "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, [n] or [batch, n], are the last\n"
-           "tokens before it, which the repetition penalty and half a character need. Raises ModelError, the session\n"
-           "unchanged, for bytes that are damaged or of another model, version or batch; ValueError for `recent`.");
+           "Replaces the state by a saved one: bytes, or a buffer of them. `recent`, as prefill takes them, are the\n"
+           "last tokens before it, which the repetition penalty and half a character need. Raises ModelError, the\n"
+           "session unchanged, for bytes that are damaged or of another model, version or batch; ValueError for\n"
+           "`recent`.");
   type.def("recent_tokens", recent_tokens, nb::call_guard<Call>(), nb::arg("sequence") = 0,
            "The last tokens that `sequence` has consumed, oldest first, int32, at most 256.");
   type.def(

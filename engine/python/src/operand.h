@@ -222,9 +222,7 @@ inline void expect_apart(const Operand& out, const char* name, const Operand& in
 inline float* floats_of(const Operand& x, const char* name, const Operand& like, const char* like_name,
                         std::span<const std::int64_t> shape) {
   expect_alike(x, name, like, like_name);
-  if (element_type(x, name) != ElementType::kF32) {
-    refuse_type(name, "found {}, expected float32", type_name(x.type));
-  }
+  if (x.type != nb::dtype<float>()) refuse_type(name, "found {}, expected float32", type_name(x.type));
   expect_shape(x, name, shape);
   expect_contiguous(x, name);
   return static_cast<float*>(x.data);

@@ -38,10 +38,11 @@ KernelContext& cpu_context(int threads) {
 
 /// Runs `op` where `x` lies, without the GIL.
 template <class Run>
-void run_where(const Operand& x, const char* name, std::uintptr_t stream, int threads, const Run& run) {
+void run_where(const Operand& x, const char* name, std::uintptr_t stream, nb::handle threads, const Run& run) {
   if (x.device_type == nb::device::cpu::value) {
+    const int count = integer_of<int>(threads, "threads");
     const NoGil released;
-    run(cpu_context(threads));
+    run(cpu_context(count));
     return;
   }
   if (x.device_type != nb::device::cuda::value) {
@@ -89,7 +90,7 @@ enum class Scan : std::uint8_t { kExpProduct, kLogSumExp, kDecay };
 
 /// scan(kind, x, b, out, log_out, carry_in, carry_out, backwards, stream, threads); see mmrec/ops.py.
 void scan(int kind_number, nb::handle x_value, nb::handle b_value, nb::handle out_value, nb::handle log_value,
-          nb::handle in_value, nb::handle carry_value, bool backwards, std::uintptr_t stream, int threads) {
+          nb::handle in_value, nb::handle carry_value, bool backwards, std::uintptr_t stream, nb::handle threads) {
   const auto kind = static_cast<Scan>(kind_number);
   const char* const x_name = kind == Scan::kDecay ? "log_a" : kind == Scan::kLogSumExp ? "x" : "gamma";
   const Operand x = operand_of(x_value, x_name);
@@ -206,7 +207,7 @@ Op op_on(const Operand& logits, const Operand& targets) {
 
 /// token_logprobs(logits, targets, out, check_targets, stream, threads)
 void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_value, bool check_targets,
-              std::uintptr_t stream, int threads) {
+              std::uintptr_t stream, nb::handle threads) {
   const Operand logits = operand_of(logits_value, "logits");
   const Operand targets = operand_of(targets_value, "targets");
   const Operand out = operand_of(out_value, "out", Access::kWrite);
@@ -220,7 +221,7 @@ void logprobs(nb::handle logits_value, nb::handle targets_value, nb::handle out_
 
 /// token_logprobs_backward(grad, logits, targets, out, stream, threads)
 void logprobs_backward(nb::handle grad_value, nb::handle logits_value, nb::handle targets_value, nb::handle out_value,
-                       std::uintptr_t stream, int threads) {
+                       std::uintptr_t stream, nb::handle threads) {
   const Operand logits = operand_of(logits_value, "logits");
   const Operand targets = operand_of(targets_value, "targets");
   const Operand grad = operand_of(grad_value, "grad");

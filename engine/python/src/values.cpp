@@ -163,7 +163,9 @@ std::string_view text_of(nb::handle value, const char* what) {
 std::filesystem::path model_path(nb::handle value) {
   const nb::object given = value.is_none() ? result("bundled_model")() : nb::borrow(value);
   const auto name = nb::borrow<nb::bytes>(nb::module_::import_("os").attr("fsencode")(given));
-  return std::string(name.c_str(), name.size());
+  std::string path(name.c_str(), name.size());
+  if (path.find('\0') != std::string::npos) refuse("path", "found a null byte, expected none");
+  return path;
 }
 
 nb::object result(const char* name) { return nb::module_::import_("mmrec._results").attr(name); }
@@ -258,7 +260,7 @@ PyGenerateOptions take_generate_options(nb::dict& options, Callables& callables,
   take_into(options, "logprobs", to.logprobs);
   take_into(options, "top_logprobs", to.top_logprobs);
   if (const nb::object stop = take_given(options, "stop"); stop.is_valid()) {
-    if (nb::isinstance<nb::str>(stop)) {
+    if (nb::isinstance<nb::str>(stop) || nb::isinstance<nb::bytes>(stop)) {
       to.stop.emplace_back(text_of(stop, "stop"));
     } else {
       for (const nb::handle one : stop) to.stop.emplace_back(text_of(one, "stop"));
