@@ -182,32 +182,6 @@ TEST_P(PackedRunsTest, RunsFromAnyPositionInAnySlotAreAsAlone) {
   }
 }
 
-// Several continuations of one prefix.
-TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
-  const Slots trunk(executor_, 1, {});
-  const std::pair<int, int> whole[] = {{30, 40}};
-  const Sequence s = sequences(whole).front();
-  begin(trunk.first(), s);
-  const Slots branches(executor_, 3, {});
-  std::vector<int> tokens;
-  std::vector<models::Run> runs;
-  for (int i = 0; i < 3; ++i) {
-    executor_->copy(trunk.first(), branches[i], 1, 30);
-    const std::int64_t rows = 10 + 15 * i;
-    runs.push_back({branches[i], 30, std::ssize(tokens), rows});
-    tokens.insert(tokens.end(), s.tokens.begin() + 30, s.tokens.begin() + 30 + rows);
-  }
-  executor_->run({.tokens = tokens, .runs = runs}, {});
-  for (std::int64_t t = 30; t < 70; ++t) {
-    step(trunk.first(), s, t);
-    for (const models::Run& run : runs) {
-      if (run.position + run.rows != t + 1) continue;
-      EXPECT_LE(share(logits_of(*executor_, run.slot), logits_of(*executor_, trunk.first())), GetParam().bound)
-          << run.rows;
-    }
-  }
-}
-
 // One token of each of sequences that come and go, each where it stands, against each alone.
 TEST_P(PackedRunsTest, SequencesThatComeAndGoStepAsAlone) {
   if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";

@@ -65,41 +65,6 @@ TEST_P(CudaSegments, PrefillLeavesTheStateOfSteps) {
   }
 }
 
-// Steps of many sequences go by rows, those of one by one kernel or as a chain of ops: the same within rounding, over
-// the ends of segments, after a clone and for sequences that joined at other positions.
-TEST_P(CudaSegments, ManySequencesStepAsEachAlone) {
-  constexpr double kBound = 0.01;
-  constexpr int kMany = 9;
-  constexpr std::int64_t kSteps = 30;
-  const std::int64_t steps = kernels::test::few_cases() ? 3 : kernels::test::kEmulated ? 8 : kSteps;
-  const std::int64_t first = 24 * 2 - steps / 2;  // a segment ends half way
-  const auto& executor = executor_;
-  Lockstep alone(executor, kSmallVocab, 1);
-  Lockstep many(executor, kSmallVocab, kMany);
-  Lockstep other(executor, kSmallVocab, 1);
-  const std::span<const int> tokens = std::span(tokens_).first(static_cast<std::size_t>(first + steps));
-  alone.prefill(tokens.first(static_cast<std::size_t>(first)));
-  other.prefill(tokens.first(static_cast<std::size_t>(first) - 5));
-  for (int b = 0; b < kMany; ++b) executor->copy(alone.slots()[0], many.slots()[b], 1, first);
-  for (std::int64_t t = first; t < first + steps; ++t) {
-    std::vector<int> each(kMany, tokens[static_cast<std::size_t>(t)]);
-    std::vector<models::Run> runs;
-    for (int b = 0; b < kMany; ++b) runs.push_back({many.slots()[b], t, b, 1});
-    executor->step(each, runs, {});
-    // A list whose sequences differ in position: what stands beside them changes nothing.
-    const int pair[] = {tokens[static_cast<std::size_t>(t)], tokens[static_cast<std::size_t>(t - 5)]};
-    const models::Run apart[] = {{alone.slots()[0], t, 0, 1}, {other.slots()[0], t - 5, 1, 1}};
-    executor->step(pair, apart, {});
-    const std::vector<float> of_one = logits_of(*executor, alone.slots()[0]);
-    for (int b = 0; b < kMany; ++b) {
-      ASSERT_LE(largest_share(logits_of(*executor, many.slots()[b]), of_one), kBound)
-          << "sequence " << b << ", position " << t;
-    }
-  }
-  expect_near(executor->save(many.slots()[kMany - 1], 1, first + steps),
-              executor->save(alone.slots()[0], 1, first + steps), kBound);
-}
-
 SegmentsCase case_of(std::int64_t slots, bool carry) {
   Config config = small_config();
   config.memory_slots = slots;
