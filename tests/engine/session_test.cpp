@@ -348,7 +348,6 @@ TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
             "load option precision: found 77, expected a Precision");
   EXPECT_EQ(refused({.device = Device::kCpu, .precision = Precision::kF16}),
             "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16");
-  EXPECT_EQ(refused({.gpu = -1}), "load option gpu: found -1, expected >= 0");
   EXPECT_THROW(Model::load("/nonexistent"), std::system_error);
 }
 
