@@ -138,7 +138,6 @@ TEST_P(PackedRunsTest, RunsThatEndOneTokenIntoASegmentAreAsAlone) {
   expect_runs_as_steps(documents, slots, std::array{PrefillMode::kSweeps, PrefillMode::kSteps});
 }
 
-// Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
 TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
   if (kernels::test::kEmulated && GetParam().slots != 0) GTEST_SKIP() << "a chunk takes long";
   const std::int64_t all = 4'200;  // more than a chunk
@@ -167,12 +166,13 @@ TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
   EXPECT_EQ(score(true), score(false));
 }
 
+// Sequences that have come to anywhere, before, at and after the ends of segments, in any slots; two are in lock-step.
 TEST_P(PackedRunsTest, RunsFromAnyPositionInAnySlotAreAsAlone) {
   if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
   std::mt19937 engine(5);
   for (int round = 0; round < (kernels::test::kEmulated ? 1 : 4); ++round) {
-    std::vector<std::pair<int, int>> runs = {{24, 20}, {23, 2}, {47, 30},
-                                             {50, 10}, {5, 19}, {0, kernels::test::kEmulated ? 60 : 130}};
+    std::vector<std::pair<int, int>> runs = {
+        {24, 20}, {23, 2}, {47, 30}, {47, 30}, {50, 10}, {5, 19}, {0, kernels::test::kEmulated ? 60 : 130}};
     for (int i = 0; i < 3; ++i) runs.emplace_back(engine() % 80, 1 + engine() % 50);
     std::shuffle(runs.begin(), runs.end(), engine);
     std::vector<int> slots(runs.size());
