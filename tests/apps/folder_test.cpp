@@ -103,14 +103,6 @@ TEST_F(Folder, ATextThatCannotBeCutIsNamedAfterTheScoresOfThoseBeforeIt) {
   EXPECT_EQ(outcome.out, run(arguments, good).out);
 }
 
-TEST_F(Folder, NonFiniteWeights) {
-  EditableCheckpoint checkpoint(copy_ / "model.safetensors");
-  const std::uint16_t nan = 0x7fc0;
-  std::memcpy(checkpoint.at("blocks.1.ffn.0.weight").bytes.data() + 10, &nan, 2);
-  checkpoint.write(copy_ / "model.safetensors");
-  expect_rejected({"blocks.1.ffn.0.weight", "5"});
-}
-
 TEST_F(Folder, ANumericFaultIsExitSix) {
   const auto fill = [&](std::initializer_list<const char*> names, std::uint16_t number) {
     EditableCheckpoint checkpoint(kTiny + "/model.safetensors");
@@ -196,39 +188,10 @@ TEST_F(Folder, EndOfSequenceEndsTheText) {
   EXPECT_EQ(cut["tokens"].get<std::vector<int>>(), std::vector<int>(tokens.begin(), end));
 }
 
-TEST(Memory, TooLittleIsExitFour) {
-  SKIP_UNDER_SANITIZERS("a sanitizer's shadow memory does not fit under the limit");
-  const TempFolder folder;
-  // Half a gigabyte of weights that are all hole: the file is there, the memory is not.
-  const std::int64_t rows = 4'000'000;
-  const std::string header = R"({"embedding.weight":{"dtype":"F32","shape":[4000000,32],"data_offsets":[0,512000000]})";
-  EditableCheckpoint tiny(kTiny + "/model.safetensors");
-  tiny.erase("embedding.weight");
-  std::string rest;
-  std::string data;
-  for (const EditableTensor& tensor : tiny.tensors) {
-    const std::uint64_t begin = 512'000'000 + data.size();
-    const Json entry = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, begin + tensor.bytes.size()}}};
-    rest += ",\"" + tensor.name + "\":" + entry.dump();
-    data += tensor.bytes;
-  }
-  const std::string head = safetensors_bytes(header + rest + "}");
-  write_file(folder / "model.safetensors", head);
-  std::filesystem::resize_file(folder / "model.safetensors", head.size() + 512'000'000);
-  std::ofstream(folder / "model.safetensors", std::ios::binary | std::ios::app) << data;
-  Json json = tiny_config();
-  json["vocab_size"] = rows;
-  write_file(folder / "config.json", json.dump());
-  const Words line = {kPpl, "--device", "cpu", "-m", folder.path(), "--ids", "--threads", "1", "-"};
-  const Outcome outcome = run(limited(400'000, line), "[1,2]\n");
-  expect_refused(outcome, 4, {"not enough memory for the weights", "needed 5120", "available"});
-}
-
 /// tiny with a memory of so many slots.
 void write_with_slots(const TempFolder& folder, std::int64_t slots) {
   copy_files(kTiny, folder.path(), {"model.safetensors", "tokenizer.model"});
-  Json json = tiny_config();
+  Json json = Json::parse(read_file(kTiny + "/config.json"));
   json["memory_slots"] = slots;
   write_file(folder / "config.json", json.dump());
 }

@@ -122,13 +122,6 @@ TEST(Generate, EchoPutsThePromptFirst) {
   EXPECT_EQ(generate(words(kShort, {"--seed", "9", "--echo"})).out, "Alice was" + plain.out);
 }
 
-TEST(Generate, NoTokensIsNoText) {
-  const Json json = generate_json({"-p", "x", "-n", "0"});
-  EXPECT_EQ(json["text"], "");
-  EXPECT_EQ(json["tokens"].size(), 0U);
-  EXPECT_EQ(json["finish_reason"], "length");
-}
-
 TEST(Generate, StopStringsEndTheTextBeforeThem) {
   const Json whole = generate_json(words(kShort, {"--seed", "4"}));
   const auto text = whole["text"].get<std::string>();
@@ -146,15 +139,6 @@ TEST(Generate, AStopStringMayHoldACommaOrALineEnd) {
   EXPECT_EQ(same["tokens"], whole["tokens"]);
 }
 
-TEST(Generate, OutputIsAlwaysUtf8) {
-  for (const char* seed : {"1", "2", "3", "4", "5", "6"}) {
-    const Outcome outcome = generate(
-        {"-p", "Alice", "-n", "40", "--temp", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", seed});
-    EXPECT_EQ(outcome.code, 0);
-    EXPECT_FALSE(Json(outcome.out).dump().empty());  // throws for what is no UTF-8
-  }
-}
-
 TEST(Generate, SettingsComeFromTheCommandLineThenTheFolderThenTheProgram) {
   const Json defaults = generate_json({"-p", "x", "-n", "1"})["sampling"];
   EXPECT_FLOAT_EQ(defaults["temperature"].get<float>(), 0.9F);  // generation_config.json
@@ -165,18 +149,6 @@ TEST(Generate, SettingsComeFromTheCommandLineThenTheFolderThenTheProgram) {
   const Json given = generate_json({"-p", "x", "-n", "1", "--temp", "0.5", "--top-k", "7"})["sampling"];
   EXPECT_FLOAT_EQ(given["temperature"].get<float>(), 0.5F);
   EXPECT_EQ(given["top_k"], 7);
-}
-
-TEST(Generate, DecodingAgreesWithScoring) {
-  const Json json = generate_json({"-p", "Alice was beginning to get very tired", "-n", "60", "--seed", "6"});
-  std::vector<int> ids = json["prompt_tokens"];
-  const std::size_t prompt = ids.size();
-  for (const int id : json["tokens"]) ids.push_back(id);
-  const auto lines = jsonl_of(ppl({"--ids", "--per-token", "-"}, Json(ids).dump() + "\n"));
-  ASSERT_EQ(lines.size(), ids.size() - 1);
-  for (std::size_t i = 0; i < json["logprobs"].size(); ++i) {
-    EXPECT_NEAR(json["logprobs"][i].get<double>(), lines[prompt - 1 + i]["logprob"].get<double>(), 2e-5) << i;
-  }
 }
 
 TEST(Generate, InvalidUtf8InAPromptIsReportedAndReadAsReplacement) {

@@ -21,13 +21,6 @@ TEST(Messages, AFileInAFoldersPlaceIsAnsweredWithWhatToDo) {
   }
 }
 
-TEST(Messages, AnotherArchitectureIsNamedBeforeItsKeysAre) {
-  const TempFolder folder;
-  write_file(folder / "config.json", R"({"rope_theta": 1, "hidden_size": "x", "model_type": "llama"})");
-  expect_refused(run({kGenerate, "--device", "cpu", "-m", folder.path(), "-p", "x"}), 3,
-                 {"model_type: found \"llama\", expected \"mmrec\""});
-}
-
 TEST(Messages, AMissingTokenizerIsNamedWithWaysOut) {
   const TempFolder folder;
   copy_files(kTiny, folder.path(), {"config.json", "model.safetensors"});

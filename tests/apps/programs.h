@@ -129,9 +129,6 @@ inline void copy_files(const std::filesystem::path& from, const std::filesystem:
   for (const char* name : names) std::filesystem::copy_file(from / name, to / name);
 }
 
-/// tiny's configuration.
-inline Json tiny_config() { return Json::parse(read_file(kTiny + "/config.json")); }
-
 inline void expect_same(const Json& found, const Json& expected, std::initializer_list<const char*> keys,
                         const std::string& what = {}) {
   for (const char* key : keys) EXPECT_EQ(found.value(key, Json()), expected.value(key, Json())) << what << " " << key;

@@ -58,17 +58,6 @@ TEST(Windows, ScoresAreThoseOfSessionsOfAWindowEach) {
   }
 }
 
-TEST(Windows, AWindowAsLongAsTheDocumentIsTheFullMode) {
-  const std::string text = "Alice was beginning to get very tired of sitting by her sister on the bank";
-  const Json full = ppl_json({"-"}, text);
-  for (const std::string mode : {"rolling", "strided"}) {
-    const Json json = ppl_json({"--mode", mode, "--window", "5000", "-"}, text);
-    expect_same(json, full, {"tokens", "nll", "ppl", "bits_per_byte", "word_ppl"});
-  }
-  EXPECT_EQ(full["mode"], "full");
-  EXPECT_FALSE(full.contains("window"));
-}
-
 TEST(Windows, LlamaIsRefusedBelowTwoChunks) {
   const Words llama = {"--ids", "--mode", "llama", "-"};
   expect_refused(ppl(llama, "[1,2,3]\n"), 3,

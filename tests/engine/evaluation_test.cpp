@@ -40,25 +40,6 @@ TEST(Windows, AreThoseOfThePublicRules) {
   }
 }
 
-TEST(Windows, CountNoTokenTwice) {
-  for (const std::string_view name : kWindowModeNames) {
-    for (const std::int64_t stride : {1, 3, 6}) {
-      const WindowOptions options{.mode = window_mode(name), .window = 6, .stride = stride};
-      const Windows windows(options, 50);
-      std::size_t counted = 1;
-      std::size_t scored = 0;
-      for (std::size_t i = 0; i < windows.size(); ++i) {
-        EXPECT_GE(windows[i].end - windows[i].scored, counted) << name;
-        counted = windows[i].end;
-        scored += windows[i].scored;
-      }
-      if (options.scores_all()) {
-        EXPECT_EQ(scored, 49U) << name;
-      }
-    }
-  }
-}
-
 TEST(Windows, OfNothingScoreNothing) {
   for (const std::size_t tokens : {0U, 1U}) {
     for (const std::string_view name : kWindowModeNames) {

@@ -66,11 +66,6 @@ TEST(Generate, StopsAtTheLength) {
   EXPECT_EQ(play({kThe, kEos, kCat, kCat}, o).text, "the cat cat");
 }
 
-TEST(Generate, TheFirstSpaceIsDroppedOnlyAtTheBeginningOfTheText) {
-  EXPECT_EQ(play({kCat, kEos}, greedy(), {1}).text, "cat");
-  EXPECT_EQ(play({kCat, kEos}, greedy(), {1, kThe}).text, " cat");
-}
-
 TEST(Generate, StopStringsMatchAcrossTokens) {
   GenerateOptions o = greedy();
   o.stop = {"cats"};
@@ -87,14 +82,6 @@ TEST(Generate, StopStringsMatchAcrossTokens) {
   EXPECT_EQ(r.text, "the cat");
   o.stop = {"t", "the"};
   EXPECT_EQ(play({kThe}, o).text, "");
-}
-
-TEST(Generate, StreamsNoPartOfAStopString) {
-  GenerateOptions o = greedy();
-  o.stop = {"cats."};
-  std::vector<std::string> parts;
-  play({kThe, kCat, kS, kS, kCat, kS, kDot}, o, {1}, &parts);
-  EXPECT_EQ(parts, (std::vector<std::string>{"the", " ", "catss", " "}));
 }
 
 TEST(Generate, CharactersComeOutWhole) {

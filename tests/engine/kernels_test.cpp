@@ -15,34 +15,6 @@ TEST(Kernels, ScansLogProbsAndTheirDerivativeAgreeWithTheirEquations) {
   context.synchronize();
 }
 
-TEST(Kernels, ARunMayBeCutAndMayBeInPlace) {
-  KernelContext context = KernelContext::cpu(1);
-  const SequenceShape shape{.batch = 2, .time = 100, .dim = 5};
-  const std::vector<float> log_a = random_values(1000, -0.5, 0.1, 1);
-  const std::vector<float> b = random_values(1000, -1.0, 1.0, 2);
-  std::vector<float> whole(1000);
-  std::vector<float> last(10);
-  decay_scan(context,
-             {.shape = shape, .log_a = log_a.data(), .b = b.data(), .h = whole.data(), .carry_out = last.data()});
-
-  std::vector<float> parts = b;
-  std::vector<float> carry(10, 0.0F);
-  const SequenceStrides strides{.batch = 500, .head = 500, .time = 5};
-  for (const auto& [begin, count] : {std::pair{0, 37}, std::pair{37, 63}}) {
-    decay_scan(context, {.shape = {.batch = 2, .time = count, .dim = 5},
-                         .log_a = log_a.data() + begin * 5,
-                         .log_a_strides = strides,
-                         .b = parts.data() + begin * 5,
-                         .b_strides = strides,
-                         .h = parts.data() + begin * 5,
-                         .h_strides = strides,
-                         .carry_in = carry.data(),
-                         .carry_out = carry.data()});
-  }
-  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5);
-  for (std::size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(carry[i], last[i], 1e-5);
-}
-
 TEST(Kernels, NoTimesHandTheCarryOn) {
   KernelContext context = KernelContext::cpu(1);
   const float in[] = {1.0F, -2.0F, 3.0F};

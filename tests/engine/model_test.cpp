@@ -166,38 +166,6 @@ TEST(LoadedModel, BytesPerTokenAreTheWeightsButForTheEmbedding) {
   }
 }
 
-TEST(LoadedModel, DifferentModelsHaveDifferentFingerprints) {
-  const Model a = on_cpu(fixture("mdi"));
-  const Model b = on_cpu(fixture("dpg"));
-  EXPECT_EQ(a.info().fingerprint, on_cpu(fixture("mdi")).info().fingerprint);
-  EXPECT_NE(a.info().fingerprint, b.info().fingerprint);
-}
-
-TEST(LoadedModel, ScoresDependNeitherOnTheGroupNorOnHowManyShareThem) {
-  const Model model = on_cpu(fixture("segments"));
-  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
-  std::vector<std::vector<int>> documents;
-  std::vector<std::size_t> lengths = {40, 38, 2, 33, 35, 300, 1};
-  for (std::size_t d = 0; d < 50; ++d) lengths.push_back(d * 37 % 60);
-  for (const std::size_t length : lengths) {
-    std::vector<int>& d = documents.emplace_back(length);
-    for (std::size_t i = 0; i < length; ++i) d[i] = static_cast<int>((i * 31 + length) % vocab);
-  }
-  const auto alone = Scorer(model).score(documents);
-  ScorerOptions options{.batch = 4};
-  const auto grouped = Scorer(model, options).score(documents);
-  for (std::size_t d = 0; d < documents.size(); ++d) {
-    ASSERT_EQ(alone[d].logprobs.size(), grouped[d].logprobs.size());
-    for (std::size_t i = 0; i < alone[d].logprobs.size(); ++i) {
-      EXPECT_NEAR(alone[d].logprobs[i], grouped[d].logprobs[i], 2e-5) << "document " << d << " token " << i + 1;
-    }
-  }
-  const std::vector<Model> models = {model, on_cpu(fixture("segments")), on_cpu(fixture("segments"))};
-  options.session.threads = 1;
-  const auto shared = Scorer(models, options).score(documents);
-  for (std::size_t d = 0; d < documents.size(); ++d) EXPECT_EQ(shared[d].logprobs, grouped[d].logprobs) << d;
-}
-
 class BundledModel : public testing::TestWithParam<PrefillMode> {};
 
 TEST_P(BundledModel, LogprobsAgreeWithTheTrainingCode) {

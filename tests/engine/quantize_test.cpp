@@ -155,23 +155,6 @@ TEST(QuantizedScales, AreBetterThanThatOfTheLargest) {
   EXPECT_LT(errors.found, 0.95 * errors.of_largest);
 }
 
-// Weights that four bits hold without error: scale 1, and eight numbers a word, the first in the lowest bits.
-TEST(QuantizedLayout, OfFourBitsIsThatOfCompressedTensors) {
-  std::vector<float> values(64);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 16) - 8.0F;
-  const Made made({matrix("blocks.0.W_q.weight", {1, 64}, values)});
-  const TempFolder out;
-  quantized(made.path(), out / "q", {.type = QuantizedType::kInt4, .group = 64});
-  const Tensors after = tensors_of(out / "q");
-  const RawTensor& packed = after.at("blocks.0.W_q.weight_packed");
-  ASSERT_EQ(packed.shape, (std::vector<std::int64_t>{1, 8}));
-  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(packed.at<std::uint32_t>(i), i % 2 == 0 ? 0x76543210U : 0xfedcba98U);
-  EXPECT_EQ(after.at("blocks.0.W_q.weight_scale").at<std::uint16_t>(0), 0x3f80);
-  EXPECT_EQ(after.at("blocks.0.W_q.weight_scale").shape, (std::vector<std::int64_t>{1, 1}));
-  EXPECT_EQ(after.at("blocks.0.W_q.weight_shape").at<std::int64_t>(1), 64);
-  EXPECT_EQ(after.size(), 3U);
-}
-
 TEST(QuantizedLayout, FourBitsAreForWhatBearsThem) {
   const TempFolder out;
   const auto types = [&](const fs::path& from, const std::string& to, int group) {

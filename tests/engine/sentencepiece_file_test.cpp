@@ -183,21 +183,6 @@ TEST(SentencePieceFile, RefusesWhatItDoesNotSupport) {
   test::expect_says(refusal(many), {"more than 1048576 pieces"});
 }
 
-TEST(SentencePieceFile, AnySingleByteChangedIsReadOrRefused) {
-  TokenizerBuilder builder = good();
-  builder.charsmap = CharsmapBuilder(Rules{{"\n", " "}, {"AB", "c"}}).build();
-  const std::string bytes = builder.build();
-  int refused = 0;
-  for (std::size_t at = 0; at < bytes.size(); ++at) {
-    for (const int change : {0x01, 0x80, 0xFF}) {
-      std::string damaged = bytes;
-      damaged[at] = static_cast<char>(damaged[at] ^ change);
-      refused += refusal(damaged) != "no error";
-    }
-  }
-  EXPECT_GT(refused, 100);
-}
-
 TEST(Charsmap, FindsSingleByteRules) {
   const std::string blob = CharsmapBuilder(Rules{{"\n", " "}, {"A", "alpha"}, {"AB", "x"}, {"\xC3\xA9", "e"}}).build();
   EXPECT_EQ(charsmap_refusal(blob), "no error");

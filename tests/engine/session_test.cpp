@@ -357,7 +357,6 @@ TEST(Model, LoadRefusesBadOptionsAndMissingFolders) {
   EXPECT_EQ(refused({.variant = {.calls = static_cast<Calls>(77)}}), "load option calls: found 77, expected a Calls");
   EXPECT_EQ(refused({.device = Device::kCpu, .precision = Precision::kF16}),
             "load option precision: found fp16 on the CPU, expected auto, fp32 or bf16");
-  EXPECT_EQ(refused({.gpu = -1}), "load option gpu: found -1, expected >= 0");
   EXPECT_THROW(Model::load("/nonexistent"), std::system_error);
 }
 

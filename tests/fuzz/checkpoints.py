@@ -109,7 +109,7 @@ def main():
                 data = unchanged.pop()
             else:
                 data = rng.choice(pool)
-                data = data[:1] + built.mutated(data[1:], rng, other=rng.choice(pool)[1:])[:MOST_INPUT]
+                data = data[:1] + built.mutated(data[1:], rng, rng.choice(pool)[1:])[:MOST_INPUT]
             signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
             try:
                 READERS[data[:1]](data[1:], folder / "input")

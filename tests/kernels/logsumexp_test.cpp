@@ -98,30 +98,6 @@ TEST(MaxSumMonoid, NanIsNeverLost) {
   }
 }
 
-TEST(MaxSumMonoid, SoftmaxOfAConcatenationFollowsFromItsTiles) {
-  std::mt19937 rng(3);
-  std::normal_distribution<double> logit(0.0, 5.0);
-  std::vector<double> x(1000);
-  for (double& v : x) v = logit(rng);
-  const double whole = log_sum_exp(x);
-  for (std::size_t cut : {std::size_t{1}, std::size_t{7}, std::size_t{500}, std::size_t{999}}) {
-    const std::vector<double> head(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(cut));
-    const std::vector<double> tail(x.begin() + static_cast<std::ptrdiff_t>(cut), x.end());
-    EXPECT_NEAR(log_value(combine(of_all(head), of_all(tail))), whole, 1e-12);
-  }
-}
-
-TEST(MaxSum, OfTwoTermsAgreesWithFloat64) {
-  std::mt19937 rng(4);
-  std::uniform_real_distribution<double> value(-60.0, 60.0);
-  for (int i = 0; i < 10000; ++i) {
-    const double a = value(rng), b = value(rng);
-    const double expected = log_sum_exp({a, b});
-    EXPECT_NEAR(log_value(combine(MaxSum64::of(a), MaxSum64::of(b))), expected,
-                1e-14 * std::max(1.0, std::abs(expected)));
-  }
-}
-
 TEST(DecaySegments, AreAssociativeAndHaveAnIdentity) {
   std::mt19937 rng(5);
   std::uniform_real_distribution<double> decay(-3.0, 0.2);

@@ -94,16 +94,6 @@ TEST(Checkpoint, ReadsInsideTheTensorOnly) {
   EXPECT_THROW(checkpoint.read(c, ~std::uint64_t{0}, std::span(bytes, 3)), std::out_of_range);
 }
 
-TEST(Checkpoint, IsMovable) {
-  const Shards folder;
-  Checkpoint a = Checkpoint::open(folder.path());
-  Checkpoint b = std::move(a);
-  a = Checkpoint::open(folder.path());
-  std::swap(a, b);
-  EXPECT_EQ(a.tensors().size(), 3U);
-  EXPECT_EQ(b.tensors().size(), 3U);
-}
-
 TEST(Checkpoint, ContentsThatAreNoCheckpoint) {
   const std::pair<std::string, std::vector<std::string_view>> contents[] = {
       {"", {"found 0 bytes"}},
@@ -133,8 +123,6 @@ TEST(Checkpoint, MissingFolderMissingFileAndAFileForAFolder) {
   const TempFolder folder;
   expect_says(error_of<std::system_error>([&] { Checkpoint::open(folder / "none"); }), {"none", "No such file"});
   expect_says(refusal_of(folder), {"no model.safetensors and no model.safetensors.index.json"});
-  write_file(folder / "pytorch_model.bin", "PK");
-  expect_says(refusal_of(folder), {"convert \"pytorch_model.bin\" with weights/convert.py"});
   write_file(folder / "model.safetensors", safetensors_bytes("{}"));
   expect_says(error_of([&] { Checkpoint::open(folder / "model.safetensors"); }),
               {"found a file, expected a model folder"});
@@ -277,17 +265,6 @@ TEST(Checkpoint, FifoAsIndexOrShard) {
   expect_says(refusal_of(folder), {"index.json", "found a FIFO"});
 }
 
-TEST(Checkpoint, FileThatShrinksIsAnErrorNotASignal) {
-  const TempFolder folder;
-  fs::copy_file(fixture("mdi") / "model.safetensors", folder / "model.safetensors");
-  fs::permissions(folder / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
-  const Checkpoint checkpoint = Checkpoint::open(folder.path());
-  fs::resize_file(folder / "model.safetensors", 10'000);
-  const TensorInfo& last = checkpoint.tensors().back();
-  std::vector<std::byte> bytes(last.bytes());
-  expect_says(error_of([&] { checkpoint.read(last, 0, bytes); }), {"model.safetensors", "became shorter"});
-}
-
 TEST(Checkpoint, FileThatVanishesIsStillThere) {
   const TempFolder folder;
   fs::copy_file(fixture("mdi") / "model.safetensors", folder / "model.safetensors");
@@ -409,6 +386,9 @@ TEST(CheckpointCost, HeaderOfTheMostTensorsParsesFast) {
   const std::clock_t start = std::clock();
   EXPECT_EQ(parse_safetensors_header(header, 0, "m").size(), kMaxTensors);
   EXPECT_LT(std::clock() - start, (kIsInstrumented ? 60 : 1) * CLOCKS_PER_SEC);
+  header.back() = ',';
+  header += tensor("more", 0, 0) + "}";
+  expect_says(error_of([&] { parse_safetensors_header(header, 0, "m"); }), {"more than 100000 tensors"});
 }
 
 TEST(CheckpointCost, IndexThatNamesTheMostTensorsIsComparedFast) {

@@ -109,9 +109,6 @@ TEST(ChoosePath, KeepsToWhatTheBackendHas) {
   using OnCpu = PathOps<kernels::Cpu, float>;
   EXPECT_TRUE(OnCpu::kTogether);
   EXPECT_FALSE(OnCpu::kPacked || OnCpu::kRows || OnCpu::kWholeStep);
-}
-
-TEST(ChoosePath, HasAllPathsInFp32) {
   using InFp32 = PathOps<HasAll, float>;
   EXPECT_TRUE(InFp32::kTogether && InFp32::kPacked && InFp32::kRows && InFp32::kWholeStep);
 }

@@ -137,14 +137,6 @@ std::size_t files_in(const fs::path& folder) {
   return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
-TEST(Files, WhatIsNoRegularFileIsNamed) {
-  const TempFolder folder;
-  expect_says(error_of([&] { File::open(folder.path()); }), {"found a folder, expected a regular file"});
-  expect_says(error_of([&] { File::open("/dev/null"); }), {"found a device, expected a regular file"});
-  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
-  expect_says(error_of([&] { File::open(folder / "fifo"); }), {"found a FIFO, expected a regular file"});
-}
-
 TEST(Files, ReadingTellsTheSystemsReason) {
   const TempFolder folder;
   const fs::path path = folder / "file";

@@ -1,15 +1,10 @@
 // What a folder of mmrec100m may hold, and what is made of it.
 
 #include "models/mmrec100m/mmrec100m.h"
-#include "kernels/cpu/cpu.h"
 #include "models/architecture.h"
-#include "models/mmrec/stack.h"
-#include "models/mmrec100m/config.h"
-#include "models/runtime/cpu_executor.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
 #include "tests/support/model_folder.h"
-#include "tests/support/safetensors_reader.h"
 
 namespace mmrec::models {
 namespace {
@@ -114,49 +109,6 @@ TEST_F(Folder100m, TheStateIsHOfBothExperts) {
   const std::vector<int> next = {7, 8};
   const auto a = one.step(next), b = other.step(next);
   EXPECT_EQ(std::vector<float>(a.begin(), a.end()), std::vector<float>(b.begin(), b.end()));
-}
-
-// --- The public code's blocks
-
-TEST(Parity100m, EveryBlockOfBothExperts) {
-  const std::filesystem::path folder = test::folder_of("upstream/mmrec100m");
-  const test::SafetensorsReader reference(folder / "reference.safetensors");
-  const test::ReferenceTensor& ids = reference.at("input_ids");
-  const std::int64_t batch = ids.dim(0), count = ids.dim(1);
-  const std::vector<int> tokens(ids.integers.begin(), ids.integers.end());
-  const mmrec100m::Config config = test::config_of<mmrec100m::Config>(folder);
-  const mmrec100m::HostWeights weights = load_weights(Checkpoint::open(folder), config);
-  const mmrec100m::SlotLayout layout(config);
-  kernels::Cpu cpu(1);
-  int compared = 0;
-  for (std::size_t expert = 0; expert < 2; ++expert) {
-    for (const bool sweeps : {false, true}) {
-      for (std::int64_t layers = 1; layers <= config.num_layers; ++layers) {
-        Config cut = config.stack();
-        cut.num_layers = layers;
-        ModelView<kernels::Host> view = mmrec100m::stack_view(view_of(weights), expert);
-        view.layers.resize(static_cast<std::size_t>(layers));
-        Stack<kernels::Cpu, float> stack(cut, view, cpu, kCpuPlan, layout.stacks[expert]);
-        stack.work().reserve(batch, sweeps);
-        kernels::HostBuffer<std::byte> slots(static_cast<std::size_t>(batch) * layout.bytes);
-        const Batch all{.slot = slots.data(), .sequences = batch, .tokens = count, .ends = true};
-        Done done;
-        const Chunk chunk{.tokens = tokens.data(),
-                          .batches = {&all, 1},
-                          .rows = batch * count,
-                          .options = {.sweeps = sweeps, .tolerance = 1e-6F}};
-        stack.run(stack.choose(chunk, cpu), chunk, {}, done);
-        const std::string name =
-            std::string(expert == 0 ? "text" : "code") + ".block" + std::to_string(layers - 1) + ".output";
-        const std::vector<float>& want = reference.at(name).values;
-        ASSERT_EQ(std::ssize(want), batch * count * config.expert_dim);
-        const std::span got(stack.work().x(batch * count).data, want.size());
-        ASSERT_LE(largest_difference(got, want), 5e-5) << name;
-        ++compared;
-      }
-    }
-  }
-  EXPECT_EQ(compared, 4 * config.num_layers);
 }
 
 }  // namespace

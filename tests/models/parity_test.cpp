@@ -1,6 +1,8 @@
 // The CPU executor against the references: logits within 5e-5, log-probs within 2e-5; in bf16 within
 // 6 % of the largest logit, as on a GPU. And every path of the CPU follows the reference in every term.
 #include "tests/models/parity.h"
+#include "models/runtime/forward.h"
+#include "tests/models/jax_parity.h"
 #include "tests/models/terms.h"
 
 namespace mmrec::models {
@@ -28,6 +30,9 @@ std::vector<ParityCase> cases_in_bf16() {
 }
 
 INSTANTIATE_TEST_SUITE_P(CpuBF16, Parity, testing::ValuesIn(cases_in_bf16()), parity_name);
+
+INSTANTIATE_TEST_SUITE_P(Cpu, JaxParity, testing::Values(JaxParityCase{"fp32", make_cpu_executor<mmrec_jax::Config>}),
+                         jax_parity_name);
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Terms, testing::ValuesIn(terms_models()), terms_name);
 

@@ -369,21 +369,15 @@ class HiddenLogprobsSm90 : public OnSm90<HiddenLogprobsTest> {
   }
 };
 
-TEST_F(HiddenLogprobsSm90, AwkwardVocabularies) {
+TEST_F(HiddenLogprobsSm90, AwkwardSizes) {
   check<BFloat16>({33, 64, 1, 8, 1.0});
   check<BFloat16>({31, 72, 2, 8, 1.0});
   check<BFloat16>({2, 136, 257, 8, 1.0});
   check<Float16>({128, 8, 511, 8, 1.0});
-}
-
-TEST_F(HiddenLogprobsSm90, AwkwardRows) {
   check<BFloat16>({1, 64, 1000, 8, 1.0});
   check<BFloat16>({129, 64, 300, 8, 1.0});
   check<Float16>({257, 200, 700, 8, 1.0});
   check<BFloat16>({333, 128, 2304, 8, 1.0});  // several tiles a block
-}
-
-TEST_F(HiddenLogprobsSm90, LargeLogits) {
   // The logits' own rounding is what the bound allows for: sums of 64 products of up to thousands, in fp32.
   check<BFloat16>({64, 64, 600, 8, 1000.0}, 0, 2e-5);
 }

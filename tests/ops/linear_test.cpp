@@ -948,18 +948,18 @@ class GemmSm90 : public OnSm90<OpTest> {
   }
 };
 
-TEST_F(GemmSm90, OneTileOfRows) {
+TEST_F(GemmSm90, RowsOfOneTileAndOfMore) {
   check<BFloat16, float>(1, 1, 8);
   check<BFloat16, float>(64, 256, 64);
   check<BFloat16, float>(128, 257, 72);
   check<Float16, float>(37, 1500, 200);  // several tiles a block
-}
-
-TEST_F(GemmSm90, ClustersThatShareW) {
-  check<BFloat16, float>(129, 255, 64);  // the second block has one row
+  check<BFloat16, float>(129, 255, 64);  // of the clusters that share W, the second block has one row
   check<BFloat16, float>(256, 256, 320);
   check<BFloat16, float>(257, 300, 1000);  // the last block has none
   check<Float16, float>(200, 700, 456);
+  check<BFloat16, float>(2500, 300, 24);  // groups of tiles
+  check<BFloat16, BFloat16>(130, 270, 128);
+  check<Float16, Float16>(130, 270, 128);
 }
 
 TEST_F(GemmSm90, EveryTile) {
@@ -981,13 +981,6 @@ TEST_F(GemmSm90, TilesFillTheDevice) {
   EXPECT_EQ(tile_of(128, 128 * on().processors()), GemmTile::kSquare);
 }
 
-TEST_F(GemmSm90, GroupsOfRowTiles) { check<BFloat16, float>(2500, 300, 24); }
-
-TEST_F(GemmSm90, RoundsToTheOperandsType) {
-  check<BFloat16, BFloat16>(130, 270, 128);
-  check<Float16, Float16>(130, 270, 128);
-}
-
 TEST_F(GemmSm90, LargeSizes) {
   if (small_sizes()) GTEST_SKIP() << "large sizes";
   constexpr std::int64_t kSamples = 50'000;
@@ -995,17 +988,6 @@ TEST_F(GemmSm90, LargeSizes) {
   check<BFloat16, float>(4096, 8192, 1024, kSamples);
   check<Float16, float>(4097, 32001, 520, kSamples);
   check<BFloat16, BFloat16>(16384, 2048, 2048, kSamples);
-}
-
-TEST_F(GemmSm90, SameBitsAgain) {
-  Problem<BFloat16, float> problem(on(), {300, 520, 264});
-  linear(on(), problem.job(), LinearAlgo::kManyRows);
-  const std::vector<float> first = problem.result();
-  for (int again = 0; again < 2; ++again) {
-    fill_zero(on(), problem.job().y);
-    linear(on(), problem.job(), LinearAlgo::kManyRows);
-    EXPECT_EQ(problem.result(), first);
-  }
 }
 
 TEST_F(GemmSm90, WritesRowsWhereAListSays) {

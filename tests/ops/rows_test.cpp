@@ -369,21 +369,6 @@ TEST_F(SegmentTest, IsTheSumHoweverItIsCut) {
   });
 }
 
-TEST_F(SegmentTest, ContinuesASum) {
-  on_every([](Backend& on) {
-    const std::vector<double> before = {1e9, -2.5, 1.0 / 3.0};
-    Matrix<float> x = random_matrix<float>(on, 20, 3, kPacked, 2);
-    std::vector<double> expected = before;
-    for (std::int64_t t = 0; t < 20; ++t) {
-      for (std::int64_t c = 0; c < 3; ++c) expected[static_cast<std::size_t>(c)] += x(t, c);
-    }
-    Buffer<double> sum = upload(on, before);
-    segment_sum(on, {.x = x.sequences(1, 0, 20), .sum = {sum.data(), 1, 3}});
-    const std::vector<double> got = download(on, sum);
-    for (std::size_t c = 0; c < 3; ++c) EXPECT_NEAR(got[c], expected[c], 1e-14 * (std::abs(expected[c]) + 20.0)) << c;
-  });
-}
-
 // ---- cases: the rows of a prefilled chunk beside its products and its recurrence ----
 
 void row_cases(Backend& on, bool small, OpCases& cases) {

@@ -753,42 +753,6 @@ TEST_F(ScansTest, LogSumExpOfAMillionSteps) {
   EXPECT_TRUE(error(c, run(on(), c)).below(2.0));
 }
 
-// The documents' own measure: gates against a sequential cumulative product. Storing y costs up to half a unit: allowed
-// for apart.
-template <class T>
-void check_cumulative_product(Backend& on, std::int64_t time) {
-  Case<ExpProduct, T> c({.time = time, .dim = 64}, 23);
-  c.carry_in.clear();
-  const auto r = run(on, c);
-  for (std::int64_t ch = 0; ch < 64; ++ch) {
-    double product = 1.0;
-    for (std::int64_t t = 0; t < time; ++t) {
-      product *= c.in[0].value(ch, t);
-      const double rounding = (kOnCuda || !std::is_same_v<T, BFloat16> ? kHalfUnit<T> : 0x1p-9) * product;
-      ASSERT_LT(std::abs(r.y.value(ch, t) - product), 1e-3 + rounding) << t << " " << ch;
-    }
-  }
-}
-TEST_F(ScansTest, ExpProductAgainstACumulativeProduct) {
-  check_cumulative_product<float>(on(), 4000);
-  check_cumulative_product<Float16>(on(), 4000);
-  check_cumulative_product<BFloat16>(on(), 4000);
-  if (!kOnCuda) check_cumulative_product<BFloat16>(on(), 32768);
-}
-
-TEST_F(ScansTest, LogSumExpIsTheScanOfTheDocumentedOperator) {
-  const Case<LogSumExp, float> c({.time = 500, .dim = 3}, 31);
-  const auto r = run(on(), c);
-  for (std::int64_t ch = 0; ch < 3; ++ch) {
-    auto y = static_cast<double>(c.carry_in[static_cast<std::size_t>(ch)]);
-    for (std::int64_t t = 0; t < 500; ++t) {
-      const double x = c.in[0].value(ch, t);
-      y = std::max(x, y) + std::log1p(std::exp(-std::abs(x - y)));
-      EXPECT_NEAR(r.y.value(ch, t), y, 1e-6 * std::max(1.0, std::abs(y)));
-    }
-  }
-}
-
 TEST_F(ScansTest, DecayOfSpecialValues) {
   constexpr std::int64_t kCases = 8;
   const float decays[kCases] = {0.0F, -kInfinity, kNan, -86.5F, 60.0F, kInfinity, 80.0F, 0.0F};

@@ -10,17 +10,6 @@ namespace {
 /// Long enough that other threads come to help.
 void take_time() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
-TEST(HostThreads, EveryIndexIsMetOnce) {
-  for (const std::int64_t count : {0, 1, 2, 63, 1000}) {
-    std::vector<int> met(static_cast<std::size_t>(count), 0);
-    parallel_for(count, [&](std::int64_t i) {
-      take_time();
-      ++met[static_cast<std::size_t>(i)];
-    });
-    EXPECT_EQ(met, std::vector<int>(met.size(), 1));
-  }
-}
-
 TEST(HostThreads, WhatAThreadThrowsReachesTheCaller) {
   for (const std::int64_t bad : {0, 700}) {
     EXPECT_EQ(refusal<std::runtime_error>([&] {
@@ -57,25 +46,6 @@ TEST(HostThreads, ResultsAreInTheOrderOfTheirIndex) {
   EXPECT_EQ(first_failure(300, below(299)), 299);
   EXPECT_EQ(first_failure(300, below(3)), 3);
   EXPECT_EQ(first_failure(300, below(300)), 300);
-}
-
-TEST(HostThreads, RandomNumbersFollowFromTheSeedAndTheIndex) {
-  const auto all = random_normal<float>(100'000, 0.0, 1.0, 5);
-  EXPECT_EQ(random_normal<float>(100'000, 0.0, 1.0, 5), all);
-  EXPECT_NE(random_normal<float>(100'000, 0.0, 1.0, 6), all);
-  double sum = 0.0, squares = 0.0;
-  int beyond_two = 0;
-  for (const float x : all) {
-    sum += static_cast<double>(x);
-    squares += static_cast<double>(x) * static_cast<double>(x);
-    beyond_two += std::abs(x) > 2.0F ? 1 : 0;
-  }
-  EXPECT_NEAR(sum / 1e5, 0.0, 0.02);
-  EXPECT_NEAR(squares / 1e5, 1.0, 0.03);
-  EXPECT_NEAR(beyond_two / 1e5, 0.0455, 0.005);
-  std::array<int, 10> tenths{};
-  for (const float x : random_uniform<float>(100'000, 0.0, 10.0)) ++tenths[static_cast<std::size_t>(x) % 10];
-  for (const int count : tenths) EXPECT_NEAR(count, 10'000, 600);
 }
 
 #if !defined(MMREC_TEST_CUDA)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mmrec
-from conftest import at_once, begun, true_in_a_fork
+from conftest import at_once, true_in_a_fork
 
 LONG = (np.arange(60_000) % 8000).astype(np.int32)
 
@@ -55,27 +55,6 @@ def test_a_session_and_a_scorer_serve_one_call(model):
     scorer = mmrec.Scorer(model, on_progress=lambda *_: scorer.score([[1, 2]]))
     with pytest.raises(RuntimeError, match="in use"):
         scorer.score([LONG[:2000]])
-
-
-def test_a_forked_process_computes_the_same(model, tokenizer):
-    session = begun(model, LONG[:300], threads=2)
-    state, logits = session.save(), session.logits()
-    ids = [tokenizer.encode(text) for text in ("Once upon a time", "there was a dog")]
-    scores = [score.nll for score in mmrec.Scorer(model).score(ids)]
-
-    def check():
-        other = model.new_session()
-        other.restore(state)
-        session.step([5])
-        other.step([5])
-        return (
-            np.array_equal(session.logits(), other.logits())
-            and not np.array_equal(session.logits(), logits)
-            and [score.nll for score in mmrec.Scorer(model).score(ids)] == scores
-        )
-
-    assert true_in_a_fork(check)
-    assert np.array_equal(session.logits(), logits)
 
 
 def test_threads_share_a_generator(model, tokenizer):

@@ -12,7 +12,7 @@ import zipfile
 
 sys.dont_write_bytecode = True
 
-from checkpoints import UPSTREAM, ConvertCase, Packed, array, ext, mutations, pack, pack_pairs  # noqa: E402
+from checkpoints import UPSTREAM, ConvertCase, Packed, array, ext, pack, pack_pairs  # noqa: E402
 from checkpoints import read_safetensors, stored, tree_of, with_values  # noqa: E402
 
 from conversion import flax, mmrec_jax  # noqa: E402
@@ -286,25 +286,8 @@ class DamageTest(JaxCase):
     def test_cut_short_at_any_byte(self):
         for tree in (tree_of(arrays(tiny_jax())), Packed(training_state(Packed(pack({"norm_final": {"scale": array([4], bytes(16))}}))))):
             data = pack(tree)
-            codes = self.assert_survives(self.folder / "m.msgpack", (data[:n] for n in range(len(data))), ("--num-heads", 1))
-            self.assertEqual(set(codes), {3})
-
-    def test_damaged_files(self):
-        bare = pack(tree_of(arrays(tiny_jax())))
-        state = training_state(Packed(bare))
-        shape, values = tiny_jax()["shared_embed.embedding"]
-        chunks = pack(tree_of({**arrays(tiny_jax()), "shared_embed.embedding": Packed(pack(
-            {CHUNKED: True, "shape": {"0": 5, "1": 4}, "chunks": {"0": array([20], values)}}))}))
-        path = self.folder / "m.msgpack"
-        for seed, data in enumerate((bare, state, chunks)):
-            path.write_bytes(data)
-            with open(path, "rb") as file:  # mostly heads and names: what lies in the weights' bytes cannot be noticed
-                tensors = flax.Checkpoint(file).tensors.values()
-            weights = {at for tensor in tensors for offset, size in tensor.pieces for at in range(offset, offset + size)}
-            codes = self.assert_survives(path, mutations(data, seed, 700, [i for i in range(len(data)) if i not in weights]),
-                                         ("--num-heads", 1))
-            self.assertGreater(codes[3], 300)
-            codes = self.assert_survives(path, mutations(data, seed, 100), ("--num-heads", 1))
+            for n in range(len(data)):
+                self.refuse(data[:n])
 
 
 class MemoryTest(JaxCase):

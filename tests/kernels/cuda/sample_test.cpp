@@ -158,17 +158,6 @@ TEST_F(SampleCuda, DrawsWhatItsFiltersPromise) {
   }
 }
 
-// So many equal logits that the list cannot hold them.
-TEST_F(SampleCuda, ManyTiesAtTheEdgeGoToTheLowestIds) {
-  const std::vector<float> flat(few_cases() ? 4200 : 9000, 1.5F);
-  SampleRule rule = neutral();
-  rule.options.top_k = 3;
-  EXPECT_EQ(support(flat, rule), (std::set<int>{0, 1, 2}));
-  rule.options.top_k = 0;
-  rule.options.top_p = 2.5F / static_cast<float>(flat.size());
-  EXPECT_EQ(support(flat, rule), (std::set<int>{0, 1, 2}));
-}
-
 // However many blocks a row has, and whichever way it goes: among few candidates, or over the whole row where these are
 // too many, because logits are equal or the top-k is wide.
 TEST_F(SampleCuda, RowsSharedByBlocksOfAClusterDrawTheSame) {

@@ -138,7 +138,6 @@ TEST_P(PackedRunsTest, RunsThatEndOneTokenIntoASegmentAreAsAlone) {
   expect_runs_as_steps(documents, slots, std::array{PrefillMode::kSweeps, PrefillMode::kSteps});
 }
 
-// Sequences that have come to anywhere, before, at and after the ends of segments, in any slots.
 TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
   if (kernels::test::kEmulated && GetParam().slots != 0) GTEST_SKIP() << "a chunk takes long";
   const std::int64_t all = 4'200;  // more than a chunk
@@ -167,44 +166,19 @@ TEST_P(PackedRunsTest, PiecesOfADocumentHaveItsBits) {
   EXPECT_EQ(score(true), score(false));
 }
 
+// Sequences that have come to anywhere, before, at and after the ends of segments, in any slots; two are in lock-step.
 TEST_P(PackedRunsTest, RunsFromAnyPositionInAnySlotAreAsAlone) {
   if (kernels::test::few_cases()) GTEST_SKIP() << "many launches";
   std::mt19937 engine(5);
   for (int round = 0; round < (kernels::test::kEmulated ? 1 : 4); ++round) {
-    std::vector<std::pair<int, int>> runs = {{24, 20}, {23, 2}, {47, 30},
-                                             {50, 10}, {5, 19}, {0, kernels::test::kEmulated ? 60 : 130}};
+    std::vector<std::pair<int, int>> runs = {
+        {24, 20}, {23, 2}, {47, 30}, {47, 30}, {50, 10}, {5, 19}, {0, kernels::test::kEmulated ? 60 : 130}};
     for (int i = 0; i < 3; ++i) runs.emplace_back(engine() % 80, 1 + engine() % 50);
     std::shuffle(runs.begin(), runs.end(), engine);
     std::vector<int> slots(runs.size());
     std::iota(slots.begin(), slots.end(), 0);
     std::shuffle(slots.begin(), slots.end(), engine);
     expect_runs_as_steps(runs, slots);
-  }
-}
-
-// Several continuations of one prefix.
-TEST_P(PackedRunsTest, BranchesOfAClonedStateAreAsContinued) {
-  const Slots trunk(executor_, 1, {});
-  const std::pair<int, int> whole[] = {{30, 40}};
-  const Sequence s = sequences(whole).front();
-  begin(trunk.first(), s);
-  const Slots branches(executor_, 3, {});
-  std::vector<int> tokens;
-  std::vector<models::Run> runs;
-  for (int i = 0; i < 3; ++i) {
-    executor_->copy(trunk.first(), branches[i], 1, 30);
-    const std::int64_t rows = 10 + 15 * i;
-    runs.push_back({branches[i], 30, std::ssize(tokens), rows});
-    tokens.insert(tokens.end(), s.tokens.begin() + 30, s.tokens.begin() + 30 + rows);
-  }
-  executor_->run({.tokens = tokens, .runs = runs}, {});
-  for (std::int64_t t = 30; t < 70; ++t) {
-    step(trunk.first(), s, t);
-    for (const models::Run& run : runs) {
-      if (run.position + run.rows != t + 1) continue;
-      EXPECT_LE(share(logits_of(*executor_, run.slot), logits_of(*executor_, trunk.first())), GetParam().bound)
-          << run.rows;
-    }
   }
 }
 
