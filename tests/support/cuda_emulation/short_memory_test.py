@@ -13,7 +13,7 @@ PROGRAM = sys.argv[1]
 MEGABYTE = 1 << 20
 # A backend takes 8 MB, its scratch and its matrix library 64 MB more each, on first use.
 SUITES = ["ScanTest/decay_fp32.HeadsStrides*", "ScansTest.LogSumExpOfSpecialValues", "LinearTest.SumsInSlices",
-          "GatedSweepSm90.OneTile", "CudaGraphTest.*", "CudaF32/Laws.SessionsInTwoThreadsDoNotMeet/*",
+          "GatedSweepSm90.OneTileAndMore", "CudaGraphTest.*", "CudaF32/Laws.SessionsInTwoThreadsDoNotMeet/*",
           "CudaF32/Laws.CloneDivergesAlone/*", "CudaKernels.WorkGoesToTheCallersStream"]
 
 
