@@ -161,7 +161,7 @@ bool LineReader::begins_with(std::string_view magic) {
   return buffer_.starts_with(magic);
 }
 
-std::string_view LineReader::bytes(std::size_t size) {
+std::string_view LineReader::read(std::size_t size) {
   while (buffer_.size() - begin_ < size && fill() > 0) {
   }
   const std::string_view taken = std::string_view(buffer_).substr(begin_, size);

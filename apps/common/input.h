@@ -82,7 +82,7 @@ class LineReader {
   /// Whether the file begins with `magic`. Requires: nothing has been taken yet.
   bool begins_with(std::string_view magic);
   /// The next `size` bytes, until the next call; fewer at the end of the file, and after an interrupt.
-  std::string_view bytes(std::size_t size);
+  std::string_view read(std::size_t size);
   /// Whether next() has to wait for a pipe to say more.
   bool would_wait() const { return buffer_.find('\n', begin_) == std::string::npos && !file_.has_bytes(); }
   void stop() { file_.stop(); }                   ///< as InputFile has it

@@ -187,7 +187,7 @@ class SavedDistributions {
     if (last.document != kEnd || last.position != divergences_.size()) {
       refuse(name_of(last), fmt::format("the end after {} tokens", divergences_.size()));
     }
-    if (!in_->bytes(1).empty()) refuse("more bytes", "nothing behind the end");
+    if (!in_->read(1).empty()) refuse("more bytes", "nothing behind the end");
     const std::size_t count = divergences_.size();
     const double n = count > 0 ? static_cast<double>(count) : std::numeric_limits<double>::quiet_NaN();
     double sum = 0.0;
@@ -214,7 +214,7 @@ class SavedDistributions {
  private:
   /// False after an interrupt.
   bool read(void* to, std::size_t size, const std::string& what) {
-    const std::string_view bytes = in_->bytes(size);
+    const std::string_view bytes = in_->read(size);
     if (interrupt_exit_code() != 0) return false;
     if (bytes.size() != size) refuse("the end of the file", what);
     std::memcpy(to, bytes.data(), size);

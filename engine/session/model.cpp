@@ -31,15 +31,14 @@ struct Model::Impl {
 namespace {
 
 void check(const LoadOptions& options) {
-  const auto device = static_cast<std::size_t>(options.device);
-  const auto precision = static_cast<std::size_t>(options.precision);
-  engine::require(device < kDeviceNames.size(), "load option device: found {}, expected a Device", device);
-  engine::require(precision < kPrecisionNames.size(), "load option precision: found {}, expected a Precision",
-                  precision);
-  const auto expert = static_cast<std::size_t>(options.variant.expert.value_or(Expert::kBoth));
-  const auto calls = static_cast<std::size_t>(options.variant.calls.value_or(Calls::kPrompt));
-  engine::require(expert < kExpertNames.size(), "load option expert: found {}, expected an Expert", expert);
-  engine::require(calls < kCallsNames.size(), "load option calls: found {}, expected a Calls", calls);
+  const auto require_name = [](const auto& names, auto value, std::string_view option, std::string_view type) {
+    const auto number = static_cast<std::size_t>(value);
+    engine::require(number < names.size(), "load option {}: found {}, expected {}", option, number, type);
+  };
+  require_name(kDeviceNames, options.device, "device", "a Device");
+  require_name(kPrecisionNames, options.precision, "precision", "a Precision");
+  require_name(kExpertNames, options.variant.expert.value_or(Expert::kBoth), "expert", "an Expert");
+  require_name(kCallsNames, options.variant.calls.value_or(Calls::kPrompt), "calls", "a Calls");
   engine::require(options.gpu >= 0, "load option gpu: found {}, expected >= 0", options.gpu);
   engine::require(options.threads >= 0, "load option threads: found {}, expected >= 0", options.threads);
 }

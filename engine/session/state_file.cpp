@@ -60,7 +60,7 @@ std::size_t newer_bytes(std::uint32_t version) {
   return bytes;
 }
 
-/// What is wrong with the sizes of these parts; "" if nothing is.
+/// Says which size a state file cannot hold: "" if it can hold both.
 std::string fault_of(std::uint64_t recent, std::uint64_t computed_with) {
   if (recent > Session::kRecentTokens) {
     return fmt::format("found {} recent tokens, expected at most {}", recent, Session::kRecentTokens);
