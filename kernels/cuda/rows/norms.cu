@@ -14,7 +14,8 @@
 //
 // A SOURCE of rows is a class with
 //   kVectors                       whether rows are whole vectors of 4 channels, y's and the weight too
-//   Operands fetch(group)          starts what the group's channels are computed from
+//   auto find(group)               finds what the group's channels are computed from: a function that loads the
+//                                  Operands. It is made before the kernel waits for its predecessor
 //   void apply(group, operands, x) computes them, and may write them and others
 //   void again(group, x)           gives them once more
 // and, if other blocks are to do something beside the norms,
@@ -27,9 +28,9 @@
 namespace mmrec::kernels {
 namespace {
 
-constexpr int kMostNormThreads = 1024;
+constexpr int kMostNormThreads = 512;
 /// Groups of a thread in registers: of rows of one token one, so that a row has many threads, whose loads are all under
-/// way at once; else two, which are all of them up to D = 8192.
+/// way at once; else two, which are all of them up to D = 4096.
 constexpr int kHeldOfTokens = 1;
 constexpr int kHeldOfRows = 2;
 
@@ -75,10 +76,12 @@ struct MatrixRows {
   struct Operands {
     float x[kGroup];
   };
-  __device__ Operands fetch(const Group& group) const {
-    Operands operands;
-    group.load(x, operands.x);
-    return operands;
+  __device__ auto find(const Group& group) const {
+    return [this, group] {
+      Operands operands;
+      group.load(x, operands.x);
+      return operands;
+    };
   }
   __device__ void apply(const Group& /*group*/, const Operands& operands, float (&to)[kGroup]) const {
 #pragma unroll
@@ -98,16 +101,18 @@ struct ResidualRows {
     float x[kGroup], h[kGroup], v[kGroup], bias[kGroup];
     float* y;  // the row
   };
-  __device__ Operands fetch(const Group& group) const {
-    const std::int64_t b = quotient(group.row, op.y.time);
-    const std::int64_t t = group.row - b * op.y.time;
-    Operands o = {};
-    group.load(op.x.at(b, 0, t), o.x);
-    group.load(op.h.at(b, 0, t), o.h);
-    group.load(op.v.at(b, 0, t), o.v);
-    if (op.bias != nullptr) group.load(op.bias + b * op.bias_stride, o.bias);
-    o.y = op.y.at(b, 0, t);
-    return o;
+  __device__ auto find(const Group& group) const {
+    return [this, group] {
+      const std::int64_t b = quotient(group.row, op.y.time);
+      const std::int64_t t = group.row - b * op.y.time;
+      Operands o = {};
+      group.load(op.x.at(b, 0, t), o.x);
+      group.load(op.h.at(b, 0, t), o.h);
+      group.load(op.v.at(b, 0, t), o.v);
+      if (op.bias != nullptr) group.load(op.bias + b * op.bias_stride, o.bias);
+      o.y = op.y.at(b, 0, t);
+      return o;
+    };
   }
   __device__ void apply(const Group& group, const Operands& o, float (&y)[kGroup]) const {
 #pragma unroll
@@ -125,7 +130,7 @@ struct ResidualRows {
     static_assert(kWidth == kGroup);
     const Group group{row, col / kGroup, op.y.dim};
     float y[kGroup];
-    apply(group, fetch(group), y);
+    apply(group, find(group)(), y);
   }
 };
 
@@ -138,16 +143,18 @@ struct PackedRows : MatrixRows<kInVectors, float> {
   struct Operands {
     float x[kGroup], h[kGroup], v[kGroup], c[kGroup];
   };
-  __device__ Operands fetch(const Group& group) const {
-    const int run = __ldg(op.of_row + group.row);
-    const std::byte* const context = run < 0 ? nullptr : op.context[run];
-    const float* const c = context == nullptr ? op.bias : reinterpret_cast<const float*>(context + op.offset);
-    Operands o = {};
-    group.load(op.x, o.x);
-    group.load(op.h, o.h);
-    group.load(op.v, o.v);
-    if (c != nullptr) group.load(c, o.c);
-    return o;
+  __device__ auto find(const Group& group) const {
+    return [this, group] {
+      const int run = __ldg(op.of_row + group.row);
+      const std::byte* const context = run < 0 ? nullptr : op.context[run];
+      const float* const c = context == nullptr ? op.bias : reinterpret_cast<const float*>(context + op.offset);
+      Operands o = {};
+      group.load(op.x, o.x);
+      group.load(op.h, o.h);
+      group.load(op.v, o.v);
+      if (c != nullptr) group.load(c, o.c);
+      return o;
+    };
   }
   __device__ void apply(const Group& group, const Operands& o, float (&y)[kGroup]) const {
 #pragma unroll
@@ -178,11 +185,13 @@ struct EmbedRow : MatrixRows<true, float>, RoundRow<A> {
   const int* tokens;
   const std::int32_t* token_of;
 
-  __device__ Operands fetch(const Group& group) const {
-    Operands operands;
-    const std::int64_t number = token_of == nullptr ? group.row : __ldcg(token_of + group.row);
-    group.load(table + __ldcg(tokens + number) * group.cols, operands.x);
-    return operands;
+  __device__ auto find(const Group& group) const {
+    return [this, group] {
+      Operands operands;
+      const std::int64_t number = token_of == nullptr ? group.row : __ldcg(token_of + group.row);
+      group.load(table + __ldcg(tokens + number) * group.cols, operands.x);
+      return operands;
+    };
   }
   __device__ void apply(const Group& group, const Operands& operands, float (&to)[kGroup]) const {
     group.store(x, operands.x);
@@ -198,22 +207,47 @@ struct AdvanceRow : MatrixRows<true, float> {
   struct Operands {
     float z[kGroup], v[kGroup], zm[kGroup], s[kGroup], g[kGroup], s_bias[kGroup], decay[kGroup], context_decay[kGroup],
         h[kGroup], x[kGroup], c[kGroup];
+    float* state;
   };
-  __device__ Operands fetch(const Group& group) const {
-    Operands o = {};
-    group.load(op.z, o.z);
-    group.load(op.v, o.v);
-    group.load(op.zm, o.zm);
-    group.load(op.gates, o.s);
-    group.load(op.gates.row(group.row) + group.cols, o.g);
-    group.load(op.decay, o.decay);
-    group.load(op.h, o.h);
-    group.load(x, o.x);
-    if (op.gate_bias != nullptr) group.load(op.gate_bias, o.s_bias);
-    if (op.context_decay.data != nullptr) group.load(op.context_decay, o.context_decay);
-    const float* const row = op.c.row(group.row);
-    if (const float* const c = row != nullptr ? row : op.c_bias; c != nullptr) group.load(c, o.c);
-    return o;
+  /// All loads are under way together: what may be null is loaded from elsewhere then, because the few predicates of a
+  /// thread would make loads wait for each other.
+  __device__ auto find(const Group& group) const {
+    const std::int64_t at = group.number * kGroup;
+    const auto in = [&](auto* row) { return row + at; };
+    const auto* const x = in(this->x.row(group.row));
+    const auto or_x = [&](const float* row) { return row == nullptr ? x : in(row); };
+    const float* const context = op.c.row(group.row);
+    const bool has_c = context != nullptr || op.c_bias != nullptr;
+    float* const state = op.h.row(group.row);
+    const A *const z = in(op.z.row(group.row)), *const v = in(op.v.row(group.row)),
+                   *const zm = in(op.zm.row(group.row));
+    const float *const s = in(op.gates.row(group.row)), *const s_bias = or_x(op.gate_bias),
+                       *const decay = in(op.decay.row(group.row)),
+                       *const context_decay = or_x(op.context_decay.row(group.row)), *const h = or_x(state),
+                       *const c = or_x(context != nullptr ? context : op.c_bias);
+    return [=, this] {
+      Operands o = {};
+      if (at >= group.cols) return o;
+      load(z, o.z);
+      load(v, o.v);
+      load(zm, o.zm);
+      load(s, o.s);
+      load(s + group.cols, o.g);
+      load(s_bias, o.s_bias);
+      load(decay, o.decay);
+      load(context_decay, o.context_decay);
+      load(h, o.h);
+      load(x, o.x);
+      load(c, o.c);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        o.s_bias[i] = op.gate_bias == nullptr ? 0.0F : o.s_bias[i];
+        o.h[i] = state == nullptr ? 0.0F : o.h[i];
+        o.c[i] = has_c ? o.c[i] : 0.0F;
+      }
+      if (state != nullptr) o.state = state + at;
+      return o;
+    };
   }
   __device__ void apply(const Group& group, const Operands& o, float (&to)[kGroup]) const {
     float state[kGroup];
@@ -223,7 +257,7 @@ struct AdvanceRow : MatrixRows<true, float> {
       state[i] = gated_step(o.s[i] + o.s_bias[i], o.zm[i] + o.g[i], o.z[i], gamma, op.mdi_mix)(o.h[i]);
       to[i] = residual_sum(o.x[i], state[i], o.v[i]) + o.c[i];
     }
-    group.store(op.h, state);
+    if (o.state != nullptr) store(o.state, state);
     group.store(op.h_rounded, state);
     group.store(x, to);
   }
@@ -294,6 +328,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
   float scale[kHeld][kGroup];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) group(threadIdx.x + i * step).load(weight, scale[i]);
+  const auto load_first = source.find(group(threadIdx.x));
   ptx::wait_for_predecessor();
   if constexpr (kHasAsides<Source>) {
     if (blockIdx.y != 0) {
@@ -304,7 +339,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
 
   typename Source::Operands operands[kHeld];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) operands[i] = source.fetch(group(threadIdx.x + i * step));
+  for (int i = 0; i < kHeld; ++i) operands[i] = i == 0 ? load_first() : source.find(group(threadIdx.x + i * step))();
   float held[kHeld][kGroup];
   double squares = 0.0;
 #pragma unroll
@@ -314,7 +349,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
   }
   for (std::int64_t g = threadIdx.x + kHeld * step; g * kGroup < y.cols; g += step) {
     float value[kGroup];
-    source.apply(group(g), source.fetch(group(g)), value);
+    source.apply(group(g), source.find(group(g))(), value);
     squares = add_squares(value, squares);
   }
 
