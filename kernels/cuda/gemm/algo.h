@@ -51,10 +51,10 @@ bool linear_fp8_supported(const Cuda& cuda, MatrixView<const BFloat16, Device> x
 /// Outputs of a tile of kFewRows, and in how many slices it cuts k, whose sums are added one after another: as many as
 /// run at once, each of some length.
 inline constexpr int kOutputs = 64;
+inline constexpr int kMostSlices = 8;
 inline int few_rows_slices(const WeightView<Device>& weight) {
   constexpr std::int64_t kMostBlocks = 128;                 // one a multiprocessor, beside one of the next kernel's
   constexpr std::int64_t kDepth = 64, kLeastBlocksOfK = 4;  // of a block of k; in a slice
-  constexpr int kMostSlices = 4;
   const std::int64_t tiles = (weight.rows + kOutputs - 1) / kOutputs, blocks = (weight.cols + kDepth - 1) / kDepth;
   int slices = 1;
   while (slices < kMostSlices && 2 * slices * tiles <= kMostBlocks && 2 * slices * kLeastBlocksOfK <= blocks) {

@@ -52,7 +52,7 @@ struct CompactStage {
   static constexpr int kXBytes = kRows * kRowBytes;  // of a group
   static constexpr int kScalesAt = kWBytes + kGroups * kXBytes;
   static constexpr int kBytes = kScalesAt + (N::kByGroups ? kOutputs * kScalesOfRow : 0);
-  static constexpr int kCount = std::min(kRingBytes / kBytes, kMostStages);
+  static constexpr int kCount = std::min(FewRowsRing<kRows>::kBytes / kBytes, kMostStages);
   static_assert(kWBytes % kAlignment == 0 && kBytes % kAlignment == 0);
 };
 
@@ -79,7 +79,7 @@ __device__ inline GroupPlace group_place(int group, int groups) {
 }
 
 template <int kRows, class N, class Y>
-__device__ inline void copy(const CompactJobs<Y>& jobs, const FewRowsPlace& place, const FewRowsRing& ring) {
+__device__ inline void copy(const CompactJobs<Y>& jobs, const FewRowsPlace& place, const FewRowsRing<kRows>& ring) {
   using Stage = CompactStage<kRows, N>;
   const int groups = jobs.groups[place.job];
   const std::uint64_t hint = ptx::evict_first();
@@ -176,9 +176,10 @@ __device__ inline float row_scale(const CompactView& rows, int row, int groups) 
   return __ldg(reinterpret_cast<const float*>(of_row + compact_scale_at(groups * kCompactGroup)));
 }
 
-/// By both warpgroups: the tile's sums of the slice, to shared memory.
+/// By both warpgroups: the tile's sums of the slice, for the first one.
 template <int kRows, class N, class Y>
-__device__ inline void multiply(const CompactJobs<Y>& jobs, const FewRowsPlace& place, const FewRowsRing& ring) {
+__device__ inline void multiply(const CompactJobs<Y>& jobs, const FewRowsPlace& place, const FewRowsRing<kRows>& ring,
+                                float (&sum)[kRows / 2]) {
   using Stage = CompactStage<kRows, N>;
   constexpr int kSums = kRows / 2;
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -186,7 +187,6 @@ __device__ inline void multiply(const CompactJobs<Y>& jobs, const FewRowsPlace& 
   const TileWidener<N, Stage::kWRowBytes> tile;
   const std::uint64_t x = ptx::wgmma_operand(ring.stages + Stage::kWBytes);
   const std::uint64_t x_high = x >> 32 << 32;
-  float sum[kSums] = {};
   int stage = warpgroup * kBlockGroups / Stage::kGroups;
   std::uint32_t parity = 0;
   int before = -1;  // the stage of the products that run
@@ -241,23 +241,24 @@ __device__ inline void multiply(const CompactJobs<Y>& jobs, const FewRowsPlace& 
       of_rows[r] = row_scale(jobs.rows[place.job], row, groups);
     }
   }
+  // The other warpgroup's sums, [i][thread].
+  auto* const others = reinterpret_cast<float*>(ring.stages) + threadIdx.x % kWarpgroup;
   ptx::named_barrier_sync(1, kFinishers);  // nobody reads the ring any more
-  float* const to = sums_of_thread(ring.sums());
   if (warpgroup != 0) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) to[sum_offset(i)] = sum[i];
+    for (int i = 0; i < kSums; ++i) others[i * kWarpgroup] = sum[i];
   }
   ptx::named_barrier_sync(1, kFinishers);
-  if (warpgroup == 0) {
+  if (warpgroup != 0) return;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) to[sum_offset(i)] = (sum[i] + to[sum_offset(i)]) * of_rows[i % 4 / 2];
-  }
+  for (int i = 0; i < kSums; ++i) sum[i] = (sum[i] + others[i * kWarpgroup]) * of_rows[i % 4 / 2];
+  ptx::named_barrier_sync(3, kWarpgroup);  // the others' are read
 }
 
 template <class Y, int kRows>
 __global__ void __launch_bounds__(kThreads, 2) few_compact_kernel(const __grid_constant__ CompactJobs<Y> jobs) {
   ptx::allow_successor();
-  const FewRowsRing ring;
+  const FewRowsRing<kRows> ring;
   const FewRowsPlace place = few_rows_place(jobs.job);
   const FewRowsJob<Y>& job = jobs.job[place.job];
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0);
@@ -266,13 +267,15 @@ __global__ void __launch_bounds__(kThreads, 2) few_compact_kernel(const __grid_c
     if (threadIdx.x % 32 == 0) {
       by_numbers(jobs.rows[place.job], place, [&]<class N>(N) { copy<kRows, N>(jobs, place, ring); });
     }
-    __syncwarp();
-  } else {
-    load_bias(job.out, place, bias);
-    ptx::wait_for_predecessor();
-    by_numbers(jobs.rows[place.job], place, [&]<class N>(N) { multiply<kRows, N>(jobs, place, ring); });
+    if (threadIdx.x % 32 != 0) ptx::cluster_wait();
+    return;
   }
-  finish_block<kRows>(job, place, ring.sums(), bias);
+  load_bias(job.out, place, bias);
+  ptx::cluster_wait();
+  ptx::wait_for_predecessor();
+  float sum[kRows / 2] = {};
+  by_numbers(jobs.rows[place.job], place, [&]<class N>(N) { multiply<kRows, N>(jobs, place, ring, sum); });
+  finish_block(job, place, ring, bias, sum);
 }
 
 template <int kRows, class Y>
@@ -291,7 +294,7 @@ void launch_few_compact(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>>
     parameters.scales[i] = make_tensor_map(stack, kOutputs, 1, /*wide=*/false, kScalesOfRow / 2);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
   }
-  launch(cuda.stream(), few_rows_launch(clusters), few_compact_kernel<Y, kRows>, parameters);
+  launch(cuda.stream(), few_rows_launch<kRows>(clusters), few_compact_kernel<Y, kRows>, parameters);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ template <int kRows>
 struct FewRowsStage {
   static constexpr int kWBytes = kOutputs * kRowBytes;
   static constexpr int kBytes = kWBytes + kRows * kRowBytes;
-  static constexpr int kCount = kRingBytes / kBytes;
+  static constexpr int kCount = FewRowsRing<kRows>::kBytes / kBytes;
   static_assert(kCount <= kMostStages);
 };
 
@@ -41,7 +41,7 @@ template <class A, class Y, int kRows>
 __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_constant__ FewRowsJobs<Y> jobs) {
   using Stage = FewRowsStage<kRows>;
   ptx::allow_successor();
-  const FewRowsRing ring;
+  const FewRowsRing<kRows> ring;
   const FewRowsPlace place = few_rows_place(jobs.job);
   const FewRowsJob<Y>& job = jobs.job[place.job];
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0);
@@ -62,16 +62,21 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
                       (place.k_begin + k) * kDepth, 0, 0);
       };
       copy_stages<Stage::kCount>(ring, count, load_w, load_x);
+    } else {
+      ptx::cluster_wait();
     }
     __syncwarp();
-  } else {
-    load_bias(job.out, place, bias);
-    ptx::wait_for_predecessor();
+    ring.meet(job.slices);
+    ring.meet(job.slices);
+    return;
   }
+  load_bias(job.out, place, bias);
+  ptx::cluster_wait();
+  ptx::wait_for_predecessor();
+  float sum[kRows / 2] = {};
   if (warp < kWarpgroup / 32) {
     const std::uint64_t w = ptx::wgmma_operand(ring.stages);
     const std::uint64_t x = ptx::wgmma_operand(ring.stages + Stage::kWBytes);
-    float sum[kRows / 2] = {};
     for (int k = 0; k < count; ++k) {
       const int stage = k % Stage::kCount;
       ptx::mbarrier_wait(&ring.full[stage], static_cast<std::uint32_t>(k / Stage::kCount) & 1U);
@@ -85,11 +90,8 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
     }
     ptx::wgmma_wait_all(sum);
     ptx::named_barrier_sync(1, kWarpgroup);  // nobody reads the ring any more
-    float* const to = sums_of_thread(ring.sums());
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) to[sum_offset(i)] = sum[i];
   }
-  finish_block<kRows>(job, place, ring.sums(), bias);
+  finish_block(job, place, ring, bias, sum);
 }
 
 template <int kRows, class A, class Y>
@@ -101,7 +103,7 @@ void launch_few_rows(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
     parameters.w[i] = make_tensor_map(matrix_stack<A>(jobs[i].weight), kOutputs, 1, /*wide=*/false);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
   }
-  launch(cuda.stream(), few_rows_launch(clusters), few_rows_kernel<A, Y, kRows>, parameters);
+  launch(cuda.stream(), few_rows_launch<kRows>(clusters), few_rows_kernel<A, Y, kRows>, parameters);
 }
 
 }  // namespace
