@@ -33,13 +33,15 @@ inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
   return options.sweeps && b.tokens >= kMinSweepTokens;
 }
 
-/// Whether a step of up to 8 sequences is faster by one kernel than by rows. Each stage of the kernel waits for all
-/// blocks, so that several sequences take some 20 us a layer, however small that is; rows take 11 and the reading. One
-/// H200, bf16, k tokens/s of 8 sequences by one kernel and by rows: layers of 3.6 MB 67 and 137, of 36 MB 24.0
-/// and 31.5, of 142 MB 20.5 and 16.9; of 2 sequences 22 and 38, 8.7 and 8.9, 6.7 and 4.9.
-inline bool one_kernel_pays(std::int64_t sequences, std::int64_t layer_bytes) {
+/// Whether a step of up to 8 sequences at one position is faster by one kernel than by rows. Each stage of the kernel
+/// waits for all blocks, so that several sequences take some 20 us a layer, however small that is; rows take 11 and the
+/// reading. One H200, bf16, k tokens/s of 8 sequences by one kernel and by rows: layers of 3.6 MB 67 and 137, of 36
+/// MB 24.0 and 31.5, of 142 MB 20.5 and 16.9; of 2 sequences 22 and 38, 8.7 and 8.9, 6.7 and 4.9. One sequence has a
+/// faster kernel in 16 bits; in fp32 layers of 7 MB 10.5 and 19.8, of 13 MB 11.9 and 16.7, of 72 MB 2.92 and 2.86.
+inline bool one_kernel_pays(std::int64_t sequences, const kernels::DecodeShape& shape, std::int64_t element) {
   constexpr std::int64_t kMiB = 1 << 20;
-  return sequences == 1 || layer_bytes >= (sequences <= 4 ? 32 : 48) * kMiB;
+  if (sequences == 1 && element < 4) return true;
+  return layer_bytes(shape, element) >= (sequences <= 4 ? 32 : 48) * kMiB;
 }
 
 /// `shape` is the model's. `whole_step_fits` says whether the kernel takes it with a batch; it is asked last, because
@@ -55,8 +57,8 @@ Path choose_path(const Backend& backend, const kernels::DecodeShape& shape, cons
 
   // A step at one position reads every weight once and waits at every stage: by one kernel the bundled model makes
   // 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
-  const bool pays = options.path == Path::kWholeStep ||
-                    one_kernel_pays(chunk.rows, layer_bytes(shape, static_cast<std::int64_t>(sizeof(A))));
+  const bool pays =
+      options.path == Path::kWholeStep || one_kernel_pays(chunk.rows, shape, static_cast<std::int64_t>(sizeof(A)));
   if (Has::kWholeStep && !is_invariant && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several && pays &&
       whole_step_fits(batches.front())) {
     return Path::kWholeStep;
@@ -70,7 +72,7 @@ Path choose_path(const Backend& backend, const kernels::DecodeShape& shape, cons
   // A step of several sequences shares one reading of all weights, the recurrence's gates included: 64 sequences of
   // 2048 × 16 make 35 times the tokens/s of one.
   if constexpr (Has::kRows) {
-    const bool shares = chunk.rows > 1 || is_invariant;
+    const bool shares = chunk.rows > 1 || is_invariant || !pays;
     if (options.may_take(Path::kRows) && chunk.is_step && shares && takes_token_rows(backend, shape.dim)) {
       return Path::kRows;
     }

@@ -30,8 +30,8 @@ std::string unusable() {
 
 LawsCase on_cuda(const char* folder, Precision precision) {
   LawsCase c{.folder = folder, .device = Device::kCuda, .precision = precision};
-  c.chunks_equal_to_steps = {1};  // longer ones are not computed by the one kernel of a step
-  c.least_batch = 2;              // nor are steps of several sequences
+  c.chunks_equal_to_steps = {1};                         // longer ones are not computed by the one kernel of a step
+  c.least_batch = precision == Precision::kF32 ? 1 : 2;  // in 16 bits nor are steps of several sequences
   if (precision != Precision::kF32) {
     c.split_bound = c.sweep_bound = precision == Precision::kBF16 ? 0.06F : 0.01F;
     c.sweep_tolerance = 0.0F;  // the precision's own
