@@ -40,7 +40,6 @@ MMREC_ALWAYS_INLINE constexpr float power_of(float scale) {
 struct MathKernels {
   void (*exp)(const float* x, float* y, std::int64_t count);
   void (*log)(const float* x, float* y, std::int64_t count);
-  void (*log1p)(const float* x, float* y, std::int64_t count);
   void (*sigmoid)(const float* x, float* y, std::int64_t count);
   void (*gelu)(const float* x, float* y, std::int64_t count);
   void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
@@ -198,7 +197,6 @@ struct ByteKernels {
 
 struct SimdKernels {
   const char* name;  // "avx512vnni", "avx512", "avx2" or "scalar"
-  int lanes;         // fp32 lanes of one vector
   MathKernels math;
   MatvecKernels matvec;
   PointwiseKernels pointwise;
