@@ -12,8 +12,9 @@
 namespace mmrec::models {
 namespace {
 
-std::string_view format_of(const QuantizationGroup& group) {
-  return group.is_float ? "float-quantized" : group.bits == 4 ? "pack-quantized" : "int-quantized";
+std::string_view format_of(const QuantScheme& scheme) {
+  using enum kernels::DType;
+  return scheme.code == kF8 ? "float-quantized" : scheme.code == kI4 ? "pack-quantized" : "int-quantized";
 }
 
 /// ["a", "b"]. This text and the one around it come of no nlohmann tree: that allocates as it goes, which ends the
@@ -122,7 +123,7 @@ std::string with_quantization_config(std::string_view config, const std::string&
   }
   std::string by_name;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const QuantizationGroup& group = groups[i];
+    const auto& [scheme, modules] = groups[i];
     by_name += fmt::format(
         R"({}
       "group_{}": {{
@@ -139,9 +140,9 @@ std::string with_quantization_config(std::string_view config, const std::string&
         "output_activations": null,
         "format": "{}"
       }})",
-        i == 0 ? "" : ",", i, json_list(group.modules), group.bits, group.is_float ? "float" : "int",
-        group.group == 0 ? "channel" : "group", group.group == 0 ? "null" : std::to_string(group.group),
-        format_of(group));
+        i == 0 ? "" : ",", i, json_list(modules), bits_of(scheme.code),
+        scheme.code == kernels::DType::kF8 ? "float" : "int", scheme.group == 0 ? "channel" : "group",
+        scheme.group == 0 ? "null" : std::to_string(scheme.group), format_of(scheme));
   }
   const std::size_t last = config.find_last_not_of(" \t\r\n", config.rfind('}') - 1);
   return fmt::format(
@@ -157,8 +158,8 @@ std::string with_quantization_config(std::string_view config, const std::string&
   }}
 }}
 )",
-      config.substr(0, last + 1), kQuantizationKey, groups.size() == 1 ? format_of(groups.front()) : "mixed-precision",
-      by_name, json_list(ignored));
+      config.substr(0, last + 1), kQuantizationKey,
+      groups.size() == 1 ? format_of(groups.front().scheme) : "mixed-precision", by_name, json_list(ignored));
 }
 
 }  // namespace mmrec::models
