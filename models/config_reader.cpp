@@ -17,9 +17,9 @@ constexpr std::int64_t kMaxLayers = std::int64_t{1} << 12;
 constexpr float kMaxMdiMix = 10.0F;
 constexpr std::size_t kMaxEosIds = 1024;
 
-/// Keys that common tools add to every config.json.
-constexpr std::array<std::string_view, 5> kToolKeys = {"architectures", "torch_dtype", "dtype", "transformers_version",
-                                                       "_name_or_path"};
+/// The key that says which architecture reads the others, and those that common tools add to every config.json.
+constexpr std::array<std::string_view, 6> kOtherKeys = {"model_type", "architectures",        "torch_dtype",
+                                                        "dtype",      "transformers_version", "_name_or_path"};
 
 bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
@@ -93,11 +93,6 @@ void ConfigReader::fail(std::string_view message) const {
   throw std::runtime_error(fmt::format("{}: {}", name_, message));
 }
 
-void ConfigReader::model_type(std::string_view type) {
-  const std::string found = reader_.string();
-  if (found != type) reader_.fail(fmt::format("found {}, expected {}", quote(found), quote(type)));
-}
-
 void ConfigReader::rest(std::string_view key, std::span<const std::string_view> ignored) {
   if (key == "bos_token_id") {
     if (!is_null()) ids_.bos = token_id();
@@ -108,7 +103,7 @@ void ConfigReader::rest(std::string_view key, std::span<const std::string_view> 
     if (!is_null()) schemes_ = read_quantization(reader_);
     return;
   }
-  if (!contains(ignored, key) && !contains(kToolKeys, key) && warn_) {
+  if (!contains(ignored, key) && !contains(kOtherKeys, key) && warn_) {
     warn_(fmt::format("{}: unknown key {} is ignored", name_, quote(key)));
   }
   reader_.skip();

@@ -89,6 +89,9 @@ TEST(Architectures, UnknownOnesAreNamed) {
               {"config.json", "model_type", "\"transformer\"", "\"mmrec\"", "\"mmrec100m\""});
   test::write_file(folder / "config.json", "{}");
   expect_says(error_of([&] { load_model(folder.path(), {}, {}); }), {"model_type is missing"});
+  test::write_file(folder / "config.json", R"({"model_type":3})");
+  expect_says(error_of([&] { load_model(folder.path(), {}, {}); }),
+              {"config.json", "model_type", "found a number, expected a string"});
   EXPECT_THROW(synthetic_model("transformer", {}), std::invalid_argument);
 }
 
