@@ -30,14 +30,8 @@ bool contains(std::span<const std::string_view> keys, std::string_view key) {
 ConfigReader::ConfigReader(std::string_view text, std::string name, const WarningSink& warn)
     : name_(std::move(name)), reader_((require_json_object(text, name_), text), name_, 1024), warn_(warn) {}
 
-bool ConfigReader::is_null() {
-  if (reader_.peek() != JsonReader::Kind::kNull) return false;
-  reader_.null();
-  return true;
-}
-
 void ConfigReader::read(std::string_view key, std::int64_t& to) {
-  if ((key == kFfn || key == "mem_dim") && is_null()) return;
+  if ((key == kFfn || key == "mem_dim") && reader_.skips_null()) return;
   const std::int64_t limit = key == "num_layers" ? kMaxLayers : kMaxSize;
   to = reader_.integer();
   if (to < 1 || to > limit) reader_.fail(fmt::format("found {}, expected 1 to {}", to, limit));
@@ -95,12 +89,12 @@ void ConfigReader::fail(std::string_view message) const {
 
 void ConfigReader::rest(std::string_view key, std::span<const std::string_view> ignored) {
   if (key == "bos_token_id") {
-    if (!is_null()) ids_.bos = token_id();
+    if (!reader_.skips_null()) ids_.bos = token_id();
     return;
   }
   if (key == "eos_token_id") return eos_token_id();
   if (key == kQuantizationKey) {
-    if (!is_null()) schemes_ = read_quantization(reader_);
+    if (!reader_.skips_null()) schemes_ = read_quantization(reader_);
     return;
   }
   if (!contains(ignored, key) && !contains(kOtherKeys, key) && warn_) {
@@ -116,7 +110,7 @@ int ConfigReader::token_id() {
 }
 
 void ConfigReader::eos_token_id() {
-  if (is_null()) return;
+  if (reader_.skips_null()) return;
   if (reader_.peek() != JsonReader::Kind::kArray) {
     ids_.eos.push_back(token_id());
     return;

@@ -78,7 +78,6 @@ class ConfigReader {
     to = static_cast<Enum>(choice(names));
   }
   std::size_t choice(std::span<const std::string_view> names);
-  bool is_null();
   void require(bool present, std::string_view key) const;
   void rest(std::string_view key, std::span<const std::string_view> ignored);
   int token_id();

@@ -27,19 +27,13 @@ std::string json_list(std::span<const std::string> names) {
 
 constexpr std::int64_t kMaxGroup = std::int64_t{1} << 24;
 
-bool skips_null(JsonReader& reader) {
-  if (reader.peek() != JsonReader::Kind::kNull) return false;
-  reader.null();
-  return true;
-}
-
 std::optional<QuantScheme> read_scheme(JsonReader& reader) {
-  if (skips_null(reader)) return std::nullopt;
+  if (reader.skips_null()) return std::nullopt;
   std::int64_t bits = 8, group = 0;
   std::string type = "int", strategy;
   reader.begin_object();
   for (std::string key; reader.next_key(key);) {
-    if (skips_null(reader)) continue;
+    if (reader.skips_null()) continue;
     if (key == "num_bits") {
       bits = reader.integer();
     } else if (key == "type") {
@@ -101,7 +95,7 @@ QuantSchemes read_quantization(JsonReader& reader) {
     } else if (key == "config_groups") {
       read_groups(reader, schemes);
     } else if (key == "kv_cache_scheme" || key == "sparsity_config") {
-      if (skips_null(reader)) continue;
+      if (reader.skips_null()) continue;
       if (key == "kv_cache_scheme" || reader.skip() != "{}") reader.fail("found a value, expected null");
     } else {
       reader.skip();  // what the tensors tell: the format, what is ignored
