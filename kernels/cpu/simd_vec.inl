@@ -33,7 +33,7 @@ inline Vec operator-(Vec a) { return {-a.v}; }
 inline Vec abs(Vec a) { return {(Floats)((Ints)a.v & 0x7fffffff)}; }
 
 inline Vec load(const float* p) {
-  Vec a;
+  Vec a = zero();
   __builtin_memcpy(&a.v, p, sizeof a.v);
   return a;
 }
