@@ -595,9 +595,9 @@ void space_runs(Cuda& cuda, const SpacedRuns<Device>& op);
 // The public kernels: three scans and token log-probs, usable without a model. T is float, Float16 or BFloat16.
 // Scans run over `time` of [batch, heads, time, dim]; every (batch, head, channel) is one sequence. carry_in and
 // carry_out are [batch, heads, dim] contiguous fp32 and may be null; they may alias each other. y may alias the input
-// of the same type. Blocks of 128 to 1,024 times are scanned in parallel; an up-sweep and a down-sweep combine their
-// totals: O(N) work. On a device a scan returns the algorithm that it took. A run that is cut into calls with carries
-// gives the same result within rounding.
+// of the same type. Blocks of 128 to 1,024 times are scanned in parallel, and their totals combined: O(N) work. On a
+// device a scan returns the algorithm that it took. A run that is cut into calls with carries gives the same result
+// within rounding.
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Running product of decay gates through log space: L_t = Σ_{i<=t} log γ_i, y_t = exp(L_t), with

@@ -25,7 +25,6 @@ struct Architecture {
   std::unique_ptr<LoadedModel> (*load)(const ModelSource& source);
   ProductCounts (*products)(const ModelSource& source);
   SyntheticModel (*synthetic)(const SyntheticSizes& sizes);
-  VariantOptions (*others)(VariantOptions given);  // the options given that it does not have
 };
 template <class Arch>
 constexpr Architecture entry() {
@@ -35,13 +34,7 @@ constexpr Architecture entry() {
             return std::make_unique<ModelOf<Arch>>(source);
           },
           .products = [](const ModelSource& source) { return Arch::products(config_of<Config>(source)); },
-          .synthetic = [](const SyntheticSizes& sizes) { return synthetic_of(Arch::synthetic(sizes)); },
-          .others =
-              [](VariantOptions given) {
-                const Config config;
-                for_each_option(given, config, [](auto& option, const auto& /*member*/) { option.reset(); });
-                return given;
-              }};
+          .synthetic = [](const SyntheticSizes& sizes) { return synthetic_of(Arch::synthetic(sizes)); }};
 }
 template <class... Arch>
 constexpr auto entries(const std::tuple<Arch...>* /*all*/) {
@@ -71,18 +64,6 @@ const Architecture& architecture_of(const ModelSource& source) {
   throw std::runtime_error(fmt::format("{}: model_type is missing", source.config_name));
 }
 
-void check_options(const VariantOptions& given, const Architecture& architecture) {
-  const VariantOptions others = architecture.others(given);
-  const auto refuse_if = [&](bool is_given, std::string_view option) {
-    if (!is_given) return;
-    throw std::invalid_argument(
-        fmt::format("load option {}: found one, but the architecture {} has none", option, architecture.name));
-  };
-  refuse_if(others.expert.has_value(), "expert");
-  refuse_if(others.calls.has_value(), "calls");
-  refuse_if(others.bank.has_value(), "bank");
-}
-
 ModelSource source_of(const std::filesystem::path& folder, const VariantOptions& variant, const WeightOptions& weights,
                       const WarningSink& warn) {
   const std::filesystem::path config = folder / kConfigFile;
@@ -95,6 +76,17 @@ ModelSource source_of(const std::filesystem::path& folder, const VariantOptions&
 }
 
 }  // namespace
+
+void refuse_options(const VariantOptions& others, std::string_view architecture) {
+  const auto refuse_if = [&](bool is_given, std::string_view option) {
+    if (!is_given) return;
+    throw std::invalid_argument(
+        fmt::format("load option {}: found one, but the architecture {} has none", option, architecture));
+  };
+  refuse_if(others.expert.has_value(), "expert");
+  refuse_if(others.calls.has_value(), "calls");
+  refuse_if(others.bank.has_value(), "bank");
+}
 
 LoadedModel::OnDevice LoadedModel::on_cuda(Precision precision, int gpu, bool batch_invariant) const {
   OnDevice model{.info = info_, .executor = nullptr};
@@ -109,16 +101,12 @@ LoadedModel::OnDevice LoadedModel::on_cuda(Precision precision, int gpu, bool ba
 std::unique_ptr<LoadedModel> load_model(const std::filesystem::path& folder, const VariantOptions& variant,
                                         const WeightOptions& weights, const WarningSink& warn) {
   const ModelSource source = source_of(folder, variant, weights, warn);
-  const Architecture& architecture = architecture_of(source);
-  check_options(variant, architecture);
-  return architecture.load(source);
+  return architecture_of(source).load(source);
 }
 
 ProductCounts product_counts(const std::filesystem::path& folder, const VariantOptions& variant) {
   const ModelSource source = source_of(folder, variant, {}, {});
-  const Architecture& architecture = architecture_of(source);
-  check_options(variant, architecture);
-  return architecture.products(source);
+  return architecture_of(source).products(source);
 }
 
 std::vector<std::string_view> architecture_names() {

@@ -17,9 +17,9 @@ constexpr std::int64_t kMaxLayers = std::int64_t{1} << 12;
 constexpr float kMaxMdiMix = 10.0F;
 constexpr std::size_t kMaxEosIds = 1024;
 
-/// Keys that common tools add to every config.json.
-constexpr std::array<std::string_view, 5> kToolKeys = {"architectures", "torch_dtype", "dtype", "transformers_version",
-                                                       "_name_or_path"};
+/// The key that says which architecture reads the others, and those that common tools add to every config.json.
+constexpr std::array<std::string_view, 6> kOtherKeys = {"model_type", "architectures",        "torch_dtype",
+                                                        "dtype",      "transformers_version", "_name_or_path"};
 
 bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
@@ -30,14 +30,8 @@ bool contains(std::span<const std::string_view> keys, std::string_view key) {
 ConfigReader::ConfigReader(std::string_view text, std::string name, const WarningSink& warn)
     : name_(std::move(name)), reader_((require_json_object(text, name_), text), name_, 1024), warn_(warn) {}
 
-bool ConfigReader::is_null() {
-  if (reader_.peek() != JsonReader::Kind::kNull) return false;
-  reader_.null();
-  return true;
-}
-
 void ConfigReader::read(std::string_view key, std::int64_t& to) {
-  if ((key == kFfn || key == "mem_dim") && is_null()) return;
+  if ((key == kFfn || key == "mem_dim") && reader_.skips_null()) return;
   const std::int64_t limit = key == "num_layers" ? kMaxLayers : kMaxSize;
   to = reader_.integer();
   if (to < 1 || to > limit) reader_.fail(fmt::format("found {}, expected 1 to {}", to, limit));
@@ -93,22 +87,17 @@ void ConfigReader::fail(std::string_view message) const {
   throw std::runtime_error(fmt::format("{}: {}", name_, message));
 }
 
-void ConfigReader::model_type(std::string_view type) {
-  const std::string found = reader_.string();
-  if (found != type) reader_.fail(fmt::format("found {}, expected {}", quote(found), quote(type)));
-}
-
 void ConfigReader::rest(std::string_view key, std::span<const std::string_view> ignored) {
   if (key == "bos_token_id") {
-    if (!is_null()) ids_.bos = token_id();
+    if (!reader_.skips_null()) ids_.bos = token_id();
     return;
   }
   if (key == "eos_token_id") return eos_token_id();
   if (key == kQuantizationKey) {
-    if (!is_null()) schemes_ = read_quantization(reader_);
+    if (!reader_.skips_null()) schemes_ = read_quantization(reader_);
     return;
   }
-  if (!contains(ignored, key) && !contains(kToolKeys, key) && warn_) {
+  if (!contains(ignored, key) && !contains(kOtherKeys, key) && warn_) {
     warn_(fmt::format("{}: unknown key {} is ignored", name_, quote(key)));
   }
   reader_.skip();
@@ -121,7 +110,7 @@ int ConfigReader::token_id() {
 }
 
 void ConfigReader::eos_token_id() {
-  if (is_null()) return;
+  if (reader_.skips_null()) return;
   if (reader_.peek() != JsonReader::Kind::kArray) {
     ids_.eos.push_back(token_id());
     return;

@@ -37,24 +37,17 @@ class ConfigReader {
 
   /// Reads all members into `config`. other(key) reads the value of a key that is not in the table and returns true, or
   /// returns false. Keys in `ignored` and those of other tools are skipped, unknown ones reported. Sizes that are 0
-  /// before must be there, but for ffn_dim. model_type must be the Config's, and ids lie within the vocabulary.
+  /// before must be there, but for ffn_dim, and ids lie within the vocabulary. The caller has looked at model_type.
   template <class Config, class Other>
   void read(Config& config, std::span<const std::string_view> ignored, const Other& other) {
-    bool has_type = false;
     reader_.begin_object();
     for (std::string key; reader_.next_key(key);) {
       bool is_known = false;
       Config::keys(config, [&](std::string_view name, auto& member, const auto&... names) {
         if (name == key) is_known = true, read(key, member, names...);
       });
-      if (key == "model_type") {
-        model_type(Config::kModelType);
-        has_type = true;
-      } else if (!is_known && !other(std::string_view(key))) {
-        rest(key, ignored);
-      }
+      if (!is_known && !other(std::string_view(key))) rest(key, ignored);
     }
-    require(has_type, "model_type");
     Config::keys(config, [&](std::string_view key, const auto& member, const auto&... /*names*/) {
       if constexpr (std::is_same_v<decltype(member), const std::int64_t&>) require(member != 0 || key == kFfn, key);
     });
@@ -85,9 +78,7 @@ class ConfigReader {
     to = static_cast<Enum>(choice(names));
   }
   std::size_t choice(std::span<const std::string_view> names);
-  bool is_null();
   void require(bool present, std::string_view key) const;
-  void model_type(std::string_view type);
   void rest(std::string_view key, std::span<const std::string_view> ignored);
   int token_id();
   void eos_token_id();

@@ -17,8 +17,6 @@ namespace {
 
 using engine::require;
 
-constexpr int kMaxThreads = 256;
-
 void check_size(const char* op, const char* name, std::int64_t size) {
   require(size >= 0, "{}: {}: found {}, expected >= 0", op, name, size);
 }
@@ -117,7 +115,7 @@ void check_logprobs(const char* name, const Op& op) {
 
 std::unique_ptr<engine::KernelBackend> on_cpu(int threads) {
   require(threads >= 0, "kernel context: threads: found {}, expected >= 0", threads);
-  return std::make_unique<engine::KernelsOn<kernels::Cpu>>(std::min(threads, kMaxThreads));
+  return std::make_unique<engine::KernelsOn<kernels::Cpu>>(threads);
 }
 
 }  // namespace

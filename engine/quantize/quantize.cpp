@@ -82,6 +82,11 @@ Scheme scheme_for(const std::string& name, std::int64_t cols, const QuantizeOpti
   return has_four ? Scheme{QuantizedType::kInt4, options.group} : Scheme{};
 }
 
+kernels::DType code_of(QuantizedType type) {
+  using enum kernels::DType;
+  return type == QuantizedType::kInt8 ? kI8 : type == QuantizedType::kInt4 ? kI4 : kF8;
+}
+
 /// A tensor of the checkpoint, and where in its new file lies what it becomes.
 struct Step {
   const TensorInfo* tensor = nullptr;
@@ -191,7 +196,7 @@ class Quantizer {
     const auto bytes = static_cast<std::uint64_t>(rows * scheme.row_bytes(cols));
     const auto scale_bytes = static_cast<std::uint64_t>(rows * scheme.scales(cols)) * sizeof(kernels::BFloat16);
     const bool packed = scheme.type == QuantizedType::kInt4;
-    const std::string_view type = packed ? "I32" : scheme.type == QuantizedType::kInt8 ? "I8" : "F8_E4M3";
+    const std::string_view type = models::name_in_file(packed ? kernels::DType::kI32 : code_of(scheme.type));
     const std::string weight = name + std::string(kWeight);
     step.matrix = result_.matrices.size();
     step.numbers =
@@ -210,14 +215,9 @@ class Quantizer {
   std::vector<models::QuantizationGroup> groups() const {
     std::vector<models::QuantizationGroup> found;
     for (const QuantizedMatrix& matrix : result_.matrices) {
-      const models::QuantizationGroup of_matrix{.bits = Scheme{matrix.type}.bits(),
-                                                .is_float = matrix.type == QuantizedType::kFp8,
-                                                .group = matrix.group,
-                                                .modules = {}};
-      auto group = std::ranges::find_if(found, [&](const models::QuantizationGroup& other) {
-        return other.bits == of_matrix.bits && other.is_float == of_matrix.is_float && other.group == of_matrix.group;
-      });
-      if (group == found.end()) group = found.insert(group, of_matrix);
+      const models::QuantScheme scheme{code_of(matrix.type), matrix.group};
+      auto group = std::ranges::find(found, scheme, &models::QuantizationGroup::scheme);
+      if (group == found.end()) group = found.insert(group, {scheme, {}});
       group->modules.push_back(matrix.name);
     }
     return found;

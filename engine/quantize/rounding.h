@@ -19,8 +19,6 @@ struct Scheme {
   QuantizedType type = QuantizedType::kInt8;
   std::int64_t group = 0;  // inputs that share a scale; 0: all of a row
 
-  bool operator==(const Scheme&) const = default;
-  int bits() const { return type == QuantizedType::kInt4 ? 4 : 8; }
   std::int64_t scales(std::int64_t cols) const { return group == 0 ? 1 : cols / group; }
   /// Bytes of the numbers of a row: words of 32 bits of kInt4.
   std::int64_t row_bytes(std::int64_t cols) const { return type == QuantizedType::kInt4 ? (cols + 7) / 8 * 4 : cols; }

@@ -33,11 +33,10 @@ struct Counts {
 };
 Counts counts_of(const StateShape& shape, std::int64_t position) {
   using models::CheckedSize;
-  const auto size = [](std::int64_t n) { return CheckedSize(static_cast<std::uint64_t>(n)); };
   Counts counts;
   CheckedSize total = least_bytes(shape.layout);
   for (const models::StatePart& part : shape.layout.parts) {
-    const CheckedSize elements = size(part.rows) * size(shape.batch) * size(part.cols_at(position));
+    const CheckedSize elements = CheckedSize(part.rows) * shape.batch * part.cols_at(position);
     total += elements * part.element_bytes();
     counts.elements.push_back(elements.overflowed() ? 0 : elements.value());
   }

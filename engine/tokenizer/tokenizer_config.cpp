@@ -21,10 +21,7 @@ using Kind = JsonReader::Kind;
 
 /// A string, or an object with the string as its "content".
 std::string read_token(JsonReader& in) {
-  if (in.peek() == Kind::kNull) {
-    in.null();
-    return {};
-  }
+  if (in.skips_null()) return {};
   if (in.peek() == Kind::kString) return in.string();
   std::optional<std::string> content;
   std::string key;

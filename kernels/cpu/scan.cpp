@@ -3,8 +3,8 @@
 // A scan has batch x heads x dim independent channels. Where these are many, a tile of channels runs down all of time
 // and hands its state straight on, so every operand crosses the memory bus once. Where they are few, time is cut into
 // blocks of 128 to 1,024, which are worked off in rounds of up to 64 blocks. First every block's total from an empty
-// state, in parallel. An up-sweep and a down-sweep over the totals then leave each block its carry-in (O(N) work,
-// O(log N) depth). Last, every block once more from that carry-in, in parallel, newest data first: it is still cached.
+// state, in parallel. The totals before a block, combined in order, are its carry-in. Last, every block once more from
+// that carry-in, in parallel, newest data first: it is still cached.
 //
 // What must stay true: whether and where time is cut follows from the shape alone, never from the number of threads;
 // lanes never mix; so bits do not depend on threads. Nothing is allocated: totals and states lie in the backend's
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd.h"
@@ -39,25 +40,6 @@ struct ScanShape {
   static constexpr std::int64_t kLongTime = 1024;
   bool cut_in_time() const { return channels() < kFewChannels && time >= kLongTime; }
 };
-
-/// The up-sweep and the down-sweep over the totals of 2^k blocks, in place: x[i] becomes `carry` combined with the
-/// blocks before i. Returns carry combined with all of them.
-template <class Segment>
-Segment sweep(Segment* x, std::int64_t leaves, Segment carry) {
-  for (std::int64_t d = 1; d < leaves; d *= 2) {
-    for (std::int64_t i = 2 * d - 1; i < leaves; i += 2 * d) x[i] = combine(x[i - d], x[i]);
-  }
-  const Segment all = combine(carry, x[leaves - 1]);
-  x[leaves - 1] = carry;
-  for (std::int64_t d = leaves / 2; d >= 1; d /= 2) {
-    for (std::int64_t i = 2 * d - 1; i < leaves; i += 2 * d) {
-      const Segment left = x[i - d];
-      x[i - d] = x[i];
-      x[i] = combine(x[i], left);
-    }
-  }
-  return all;
-}
 
 /// The operands of a scan, by which all three are alike.
 template <class T>
@@ -233,8 +215,7 @@ class Driver {
     const std::int64_t length = scan_block_length(shape_.time);
     const std::int64_t blocks = (shape_.time + length - 1) / length;
     const std::int64_t fitting = kRoundBytes / (shape_.channels() * length * operands_.bytes_per_element());
-    const auto round = static_cast<std::int64_t>(
-        std::bit_floor(static_cast<std::uint64_t>(std::clamp<std::int64_t>(fitting, kFewestBlocks, kMostBlocks))));
+    const std::int64_t round = std::clamp(fitting, kFewestBlocks, kMostBlocks);
     // Totals of channel i at segments[i * round], carries of all channels behind them.
     auto* segments = reinterpret_cast<Segment*>(reinterpret_cast<std::byte*>(cpu_.scratch(0)) + kStateBytes);
     Segment* carries = segments + shape_.channels() * round;
@@ -242,29 +223,29 @@ class Driver {
 
     for (std::int64_t first = 0; first < blocks; first += round) {
       const std::int64_t count = std::min(round, blocks - first);
-      cpu_.pool().parallel_for(shape_.sequences() * round, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
+      cpu_.pool().parallel_for(shape_.sequences() * count, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
         for (std::int64_t task = begin; task < end; ++task) {
-          const std::int64_t sequence = task / round, k = task % round;
-          Segment* out = segments + sequence * shape_.dim * round + k;
-          if (k >= count) {  // past the end: the tree is filled up with nothing
-            for (std::int64_t i = 0; i < shape_.dim; ++i) new (out + i * round) Segment(Segment::identity());
-            continue;
-          }
+          const std::int64_t sequence = task / count, k = task % count;
           const ScanRun r = block(sequence, first + k, length, thread);
           for (std::int64_t i = 0; i < shape_.dim; ++i) Scan::to_state(Segment::identity(), r.state + i, r.plane);
           run(Scan::kTotal, r);
+          Segment* out = segments + sequence * shape_.dim * round + k;
           for (std::int64_t i = 0; i < shape_.dim; ++i) {
             new (out + i * round) Segment(Scan::from_total(r.state + i, r.plane));
           }
         }
       });
       cpu_.pool().parallel_for(shape_.channels(), 4, [&](std::int64_t begin, std::int64_t end, int) {
-        for (std::int64_t i = begin; i < end; ++i) carries[i] = sweep(segments + i * round, round, carries[i]);
+        for (std::int64_t i = begin; i < end; ++i) {
+          for (std::int64_t k = 0; k < count; ++k) {
+            const Segment total = std::exchange(segments[i * round + k], carries[i]);
+            carries[i] = combine(carries[i], total);
+          }
+        }
       });
-      cpu_.pool().parallel_for(shape_.sequences() * round, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
+      cpu_.pool().parallel_for(shape_.sequences() * count, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
         for (std::int64_t task = end - 1; task >= begin; --task) {
-          const std::int64_t sequence = task / round, k = task % round;
-          if (k >= count) continue;
+          const std::int64_t sequence = task / count, k = task % count;
           const Segment* in = segments + sequence * shape_.dim * round + k;
           const ScanRun r = block(sequence, first + k, length, thread);
           for (std::int64_t i = 0; i < shape_.dim; ++i) Scan::to_state(in[i * round], r.state + i, r.plane);

@@ -41,7 +41,7 @@ inline Vec log_gate(Vec g) {
   Vec e = zero();
   const Vec split = split_exponent(y, e);
   const Vec f = select(near_one, (bounded - one) + epsilon, split);
-  const Vec l = log_from_parts(f, select(near_one, zero(), e), zero());
+  const Vec l = log_from_parts(f, select(near_one, zero(), e));
   const Vec clamped = min(zero(), max(set1(-50.0F), l));
   const Vec low = select(equal(y, zero()), set1(-50.0F), set1(__builtin_nanf("")));
   return select(less_equal(y, zero()) | is_nan(y), low, clamped);

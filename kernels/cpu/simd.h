@@ -3,8 +3,8 @@
 // The kernels are written once, in the .inl files, against the `Vec` that each of simd_avx512.cpp, simd_avx2.cpp and
 // simd_scalar.cpp defines; each of those includes simd_kernels.inl and exports one table. What must stay true: those
 // three files are compiled for their instruction set, so everything in them and in the .inl files has internal linkage
-// and calls no inline function of another header; otherwise the linker could keep an AVX-512 copy of a common function
-// for all callers. Tables are constant-initialised for the same reason.
+// and, but for simd_scalar.cpp, calls no inline function of another header; otherwise the linker could keep an AVX-512
+// copy of a common function for all callers. Tables are constant-initialised for the same reason.
 //
 // Within one table results never depend on alignment, on how a caller splits rows or columns, or on the number of
 // threads; between tables they differ by rounding.
@@ -40,7 +40,6 @@ MMREC_ALWAYS_INLINE constexpr float power_of(float scale) {
 struct MathKernels {
   void (*exp)(const float* x, float* y, std::int64_t count);
   void (*log)(const float* x, float* y, std::int64_t count);
-  void (*log1p)(const float* x, float* y, std::int64_t count);
   void (*sigmoid)(const float* x, float* y, std::int64_t count);
   void (*gelu)(const float* x, float* y, std::int64_t count);
   void (*gelu_tanh)(const float* x, float* y, std::int64_t count);
@@ -198,7 +197,6 @@ struct ByteKernels {
 
 struct SimdKernels {
   const char* name;  // "avx512vnni", "avx512", "avx2" or "scalar"
-  int lanes;         // fp32 lanes of one vector
   MathKernels math;
   MatvecKernels matvec;
   PointwiseKernels pointwise;

@@ -21,13 +21,8 @@ inline Vec widen_bf16(__m128i bits) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
 }
 inline __m128i narrow_bf16(Vec a) {
-  const __m256i u = _mm256_castps_si256(a.v);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
-  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
-  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
-  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  const auto bits = (__m256i)bf16_bits(a).v;
+  return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 }
 
 /// The first `count` 16-bit values at p, zeros after them.
@@ -44,7 +39,6 @@ inline void store_halves(void* p, __m128i a, int count) {
   for (int i = 0; i < count; ++i) static_cast<std::uint16_t*>(p)[i] = lanes[i];
 }
 
-inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec load(const BFloat16* p) { return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Vec load(const Float16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
 inline Vec load_partial(const float* p, int count) { return {_mm256_maskload_ps(p, first_lanes(count))}; }
@@ -56,12 +50,11 @@ inline IVec load_bytes(const unsigned char* p) {
 inline Vec load_f8(const unsigned char* p) {  // as fp16 the number is 2^-8 of what it is
   const __m128i bits = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 7);
   const Vec small = {_mm256_cvtph_ps(_mm_and_si128(bits, _mm_set1_epi16(static_cast<short>(0xbf80))))};
-  return small * Vec{_mm256_set1_ps(256.0F)};
+  return small * set1(256.0F);
 }
 inline IVec load_words(const unsigned char* p) {
   return {(Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_bf16(a)); }
 inline void store(Float16* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
@@ -75,8 +68,6 @@ inline void store_partial(Float16* p, Vec a, int count) {
   store_halves(p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT), count);
 }
 
-inline Vec set1(float x) { return {_mm256_set1_ps(x)}; }
-inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
@@ -118,7 +109,6 @@ inline Vec narrow(DVec a) { return {_mm256_set_m128(_mm256_cvtpd_ps(a.high), _mm
 inline DVec load_wide(const float* p) {
   return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
 }
-inline DVec dset1(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm256_fmadd_pd(a.low, b.low, c.low), _mm256_fmadd_pd(a.high, b.high, c.high)};
 }

@@ -23,16 +23,8 @@ inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1U << s
 inline Vec widen_bf16(__m256i bits) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
-inline __m256i narrow_bf16(Vec a) {
-  const __m512i u = _mm512_castps_si512(a.v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
-}
+inline __m256i narrow_bf16(Vec a) { return _mm512_cvtepi32_epi16((__m512i)bf16_bits(a).v); }
 
-inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec load(const BFloat16* p) { return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Vec load(const Float16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 inline Vec load_partial(const float* p, int count) { return {_mm512_maskz_loadu_ps(first_lanes(count), p)}; }
@@ -48,12 +40,11 @@ inline IVec load_bytes(const unsigned char* p) {
 inline Vec load_f8(const unsigned char* p) {  // as fp16 the number is 2^-8 of what it is
   const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
   const Vec small = {_mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16(static_cast<short>(0xbf80))))};
-  return small * Vec{_mm512_set1_ps(256.0F)};
+  return small * set1(256.0F);
 }
 inline IVec load_words(const unsigned char* p) {
   return {(Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(BFloat16* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(a)); }
 inline void store(Float16* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
@@ -66,8 +57,6 @@ inline void store_partial(Float16* p, Vec a, int count) {
   _mm256_mask_storeu_epi16(p, first_lanes(count), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
-inline Vec abs(Vec a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0F), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
@@ -116,7 +105,6 @@ inline Vec narrow(DVec a) {
 inline DVec load_wide(const float* p) {
   return {_mm512_cvtps_pd(_mm256_loadu_ps(p)), _mm512_cvtps_pd(_mm256_loadu_ps(p + 8))};
 }
-inline DVec dset1(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
 inline DVec fma(DVec a, DVec b, DVec c) {
   return {_mm512_fmadd_pd(a.low, b.low, c.low), _mm512_fmadd_pd(a.high, b.high, c.high)};
 }

@@ -308,7 +308,6 @@ std::uint64_t hash_bytes(const void* bytes, std::size_t count) { return XXH3_64b
 
 constexpr SimdKernels make_kernels(const char* name) {
   return {.name = name,
-          .lanes = kLanes,
           .math = kMathKernels,
           .matvec = kMatvecKernels,
           .pointwise = {sum_squares, scale_by, decay_gate_run, block_residual_run, add_rows},

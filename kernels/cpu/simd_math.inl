@@ -1,4 +1,4 @@
-// Vector exp, log, log1p, sigmoid and gelu, written once for every instruction set.
+// Vector exp, log, sigmoid and gelu, written once for every instruction set.
 //
 // The including file has defined, with internal linkage, the vocabulary below. `T` is float, BFloat16 or Float16; loads
 // widen exactly, stores narrow with round-to-nearest-even (NaN stays NaN). `count` of a partial access lies in
@@ -64,14 +64,14 @@ inline Vec exp(Vec x) {
   return scale_pow2(exp_of_rest(x, n) + set1(1.0F), n);
 }
 
-/// log(1 + f) + correction + e * log(2) for 1 + f in [sqrt(1/2), sqrt(2)).
-inline Vec log_from_parts(Vec f, Vec e, Vec correction) {
+/// log(1 + f) + e * log(2) for 1 + f in [sqrt(1/2), sqrt(2)).
+inline Vec log_from_parts(Vec f, Vec e) {
   // log(1 + f) = f - f^2 / 2 + f^3 P(f): relative error 8e-10.
   constexpr float kP[] = {0.3333331346511841F,  -0.25000008940696716F, 0.2000211924314499F,
                           -0.1666799634695053F, 0.14219552278518677F,  -0.1240558847784996F,
                           0.11888164281845093F, -0.11675655096769333F, 0.06746640801429749F};
   const Vec f2 = f * f;
-  Vec low = fma(f2 * f, polynomial(f, kP), fma(e, set1(kLn2Low), correction));
+  Vec low = fma(f2 * f, polynomial(f, kP), e * set1(kLn2Low));
   low = fma(f2, set1(-0.5F), low);
   return fma(e, set1(kLn2High), f + low);
 }
@@ -92,24 +92,10 @@ inline Vec log(Vec x) {
   Vec e = zero();
   const Vec f = split_exponent(select(tiny, x * set1(8388608.0F), x), e);
   e = e - select(tiny, set1(23.0F), zero());
-  Vec y = log_from_parts(f, e, zero());
+  Vec y = log_from_parts(f, e);
   y = select(equal(x, set1(kVecInfinity)), x, y);
   y = select(equal(x, zero()), set1(-kVecInfinity), y);
   return select(less(x, zero()) | is_nan(x), set1(__builtin_nanf("")), y);
-}
-
-/// log(1 + x) within 2 ulp, also where x is near 0; log1p(-1) = -inf, below and NaN give NaN.
-inline Vec log1p(Vec x) {
-  const Vec one = set1(1.0F);
-  const Vec u = one + x;
-  Vec e = zero();
-  const Vec f = split_exponent(max(set1(1.17549435e-38F), u), e);
-  const Vec lost = select(less(x, one), x - (u - one), one - (u - x));  // what rounding 1 + x lost, exactly
-  Vec y = log_from_parts(f, e, lost / u);
-  y = select(less(abs(x), set1(1e-8F)), x, y);  // keeps subnormals and the sign of zero
-  y = select(equal(x, set1(kVecInfinity)), x, y);
-  y = select(equal(u, zero()), set1(-kVecInfinity), y);
-  return select(less(u, zero()) | is_nan(x), set1(__builtin_nanf("")), y);
 }
 
 /// 1 / (1 + e^-x).
@@ -148,7 +134,7 @@ void map(const float* x, float* y, std::int64_t count) {
   map_by(x, y, count, [](Vec v) { return f(v); });
 }
 
-constexpr MathKernels kMathKernels = {map<exp>, map<log>, map<log1p>, map<sigmoid>, map<gelu>, map<gelu_tanh>};
+constexpr MathKernels kMathKernels = {map<exp>, map<log>, map<sigmoid>, map<gelu>, map<gelu_tanh>};
 
 }  // namespace
 }  // namespace mmrec::kernels

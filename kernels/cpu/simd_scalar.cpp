@@ -12,58 +12,16 @@ struct Mask {
   Ints m;
 };
 
-/// Local copies of tensor.h's conversions, so that this file emits no common inline function.
-inline float widen_one(float x) { return x; }
-inline float widen_one(BFloat16 x) {
-  return __builtin_bit_cast(float, static_cast<std::uint32_t>(static_cast<std::uint32_t>(x.bits) << 16));
-}
-inline float widen_one(Float16 x) {
-  // Exponent and mantissa moved into place are x * 2^-112, exactly, subnormals included; infinity and NaN apart.
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffU) << 13;
-  const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000U) << 16;
-  if (magnitude >= 0x0f800000U) return __builtin_bit_cast(float, sign | 0x70000000U | magnitude);
-  const float scaled = __builtin_bit_cast(float, magnitude) * 0x1p112F;
-  return __builtin_bit_cast(float, sign | __builtin_bit_cast(std::uint32_t, scaled));
-}
-inline void narrow_one(float x, float* p) { *p = x; }
-inline void narrow_one(float x, BFloat16* p) {
-  const auto u = __builtin_bit_cast(std::uint32_t, x);
-  const bool nan = (u & 0x7fffffffU) > 0x7f800000U;
-  p->bits = static_cast<std::uint16_t>((nan ? u | 0x400000U : u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
-}
-inline void narrow_one(float x, Float16* p) {
-  const auto u = __builtin_bit_cast(std::uint32_t, x);
-  const std::uint32_t sign = (u >> 16) & 0x8000U;
-  const std::uint32_t magnitude = u & 0x7fffffffU;
-  std::uint32_t bits = 0;
-  if (magnitude > 0x7f800000U) {
-    bits = 0x7e00U;
-  } else if (magnitude >= 0x477ff000U) {
-    bits = 0x7c00U;
-  } else if (magnitude >= 0x38800000U) {
-    bits = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-  } else {  // subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits
-    const float shifted = __builtin_bit_cast(float, magnitude) + 0.5F;
-    bits = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000U;
-  }
-  p->bits = static_cast<std::uint16_t>(sign | bits);
-}
-
 template <class T>
-inline Vec load(const T* p) {
-  return {Floats{widen_one(p[0]), widen_one(p[1]), widen_one(p[2]), widen_one(p[3])}};
-}
-inline Vec load(const float* p) {
-  Floats v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return {v};
+[[gnu::always_inline]] inline Vec load(const T* p) {
+  return {Floats{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
 }
 template <class T>
 inline Vec load_partial(const T* p, int count) {
   if (count == kLanes) return load(p);
   Vec a = {Floats{}};
   for (int i = 0; i < kLanes; ++i) {
-    if (i < count) a.v[i] = widen_one(p[i]);
+    if (i < count) a.v[i] = to_float(p[i]);
   }
   return a;
 }
@@ -84,17 +42,14 @@ inline IVec load_words(const unsigned char* p) {
 }
 template <class T>
 inline void store(T* p, Vec a) {
-  for (int i = 0; i < kLanes; ++i) narrow_one(a.v[i], p + i);
+  for (int i = 0; i < kLanes; ++i) p[i] = from_float<T>(a.v[i]);
 }
-inline void store(float* p, Vec a) { __builtin_memcpy(p, &a.v, sizeof a.v); }
 template <class T>
 inline void store_partial(T* p, Vec a, int count) {
   if (count == kLanes) return store(p, a);
-  for (int i = 0; i < count; ++i) narrow_one(a.v[i], p + i);
+  for (int i = 0; i < count; ++i) p[i] = from_float<T>(a.v[i]);
 }
 
-inline Vec set1(float x) { return {Floats{x, x, x, x}}; }
-inline Vec abs(Vec a) { return {(Floats)((Ints)a.v & 0x7fffffff)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
@@ -129,7 +84,6 @@ inline Vec narrow(DVec a) {
                  static_cast<float>(a.high[1])}};
 }
 inline DVec load_wide(const float* p) { return widen(load(p)); }
-inline DVec dset1(double x) { return {Doubles{x, x}, Doubles{x, x}}; }
 inline DVec fma(DVec a, DVec b, DVec c) { return {a.low * b.low + c.low, a.high * b.high + c.high}; }
 
 template <class T>

@@ -24,11 +24,26 @@ struct DVec {
 };
 
 inline Vec zero() { return {Floats{}}; }
+inline Vec set1(float x) { return {x - Floats{}}; }  // a difference keeps -0
 inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
 inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
 inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
 inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 inline Vec operator-(Vec a) { return {-a.v}; }
+inline Vec abs(Vec a) { return {(Floats)((Ints)a.v & 0x7fffffff)}; }
+
+inline Vec load(const float* p) {
+  Vec a = zero();
+  __builtin_memcpy(&a.v, p, sizeof a.v);
+  return a;
+}
+inline void store(float* p, Vec a) { __builtin_memcpy(p, &a.v, sizeof a.v); }
+/// The bf16 number nearest to each lane, in the lane's low half.
+inline IVec bf16_bits(Vec a) {
+  const auto u = (UInts)a.v;
+  const UInts rounded = u + 0x7fff + ((u >> 16) & 1);
+  return {(Ints)((a.v != a.v ? u | 0x400000 : rounded) >> 16)};  // NOLINT(misc-redundant-expression): a NaN stays one
+}
 
 inline IVec as_int(Vec a) { return {(Ints)a.v}; }
 inline Vec as_float(IVec a) { return {(Floats)a.v}; }
@@ -53,6 +68,7 @@ inline Vec scale_in_steps(Vec p, IVec n) {
   return p * as_float(shift_left<23>(half + bias)) * as_float(shift_left<23>(n - half + bias));
 }
 
+inline DVec dset1(double x) { return {x - Doubles{}, x - Doubles{}}; }
 inline DVec dload(const double* p) {
   return {*reinterpret_cast<const DoublesAnywhere*>(p), *reinterpret_cast<const DoublesAnywhere*>(p + kLanes / 2)};
 }

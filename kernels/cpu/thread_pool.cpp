@@ -2,7 +2,7 @@
 // caller may close, and leaves it by raising `left`. Epoch and left are futex words (std::atomic wait), so that a
 // thread spins for a moment and then sleeps.
 //
-// What must stay true: function and context are written only while no worker is inside a region, and read only inside.
+// What must stay true: `body` is written only while no worker is inside a region, and read only inside.
 // A worker that comes late finds the ticket closed or of a later epoch and stays out.
 #include "kernels/cpu/thread_pool.h"
 
@@ -148,16 +148,15 @@ struct ThreadPool::Impl {
       region = epoch.load(std::memory_order_acquire);
       if (stopping.load(std::memory_order_relaxed)) return;
       if (!enter(region)) continue;
-      function(context, thread);
+      (*body)(thread);
       left.fetch_add(1);
       left.notify_one();
     }
   }
 
-  void announce(Function body, void* argument) {
+  void announce(const std::function<void(int)>& of_region) {
     if (is_forked()) start_anew();
-    function = body;
-    context = argument;
+    body = &of_region;
     left.store(0, std::memory_order_relaxed);
     const std::uint32_t region = epoch.load(std::memory_order_relaxed) + 1;
     ticket.store(static_cast<std::uint64_t>(region) << 32, std::memory_order_release);
@@ -177,8 +176,7 @@ struct ThreadPool::Impl {
 
   int threads;  // fixed once the pool is made
   const bool oversubscribed;
-  Function function = nullptr;
-  void* context = nullptr;
+  const std::function<void(int)>* body = nullptr;  // of the region
   std::atomic<bool> stopping{false};
   alignas(64) Word epoch{0};                               // regions announced
   alignas(64) std::atomic<std::uint64_t> ticket{kClosed};  // epoch << 32 | closed | workers that entered
@@ -201,10 +199,10 @@ int ThreadPool::available_processors() {
 
 int ThreadPool::threads() const { return impl_->threads; }
 
-void ThreadPool::run_erased(Function function, void* context, bool sharing) {
+void ThreadPool::run_any(const std::function<void(int)>& body, bool sharing) {
   Impl& pool = *impl_;
-  if (pool.threads > 1) pool.announce(function, context);
-  function(context, 0);
+  if (pool.threads > 1) pool.announce(body);
+  body(0);
   if (pool.threads == 1) return;
   const auto all = static_cast<std::uint64_t>(pool.threads - 1);
   const std::uint64_t entered = sharing ? pool.ticket.fetch_or(Impl::kClosed) & (Impl::kClosed - 1) : all;

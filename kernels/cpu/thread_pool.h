@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <system_error>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 namespace mmrec::kernels {
@@ -52,7 +52,7 @@ class ThreadPool {
   /// Calls body(thread) once on every thread and returns when all have returned. Not reentrant. body must not throw.
   template <class Body>
   void run(Body&& body) {
-    run_any(body, /*sharing=*/false);
+    run_any(std::ref(body), /*sharing=*/false);
   }
 
   /// Calls body(thread) on the calling thread and on every other thread that comes before the caller's own call has
@@ -60,7 +60,7 @@ class ThreadPool {
   /// system does not run, on a busy machine, then delays nobody. No barrier() inside.
   template <class Body>
   void run_sharing(Body&& body) {
-    run_any(body, /*sharing=*/true);
+    run_any(std::ref(body), /*sharing=*/true);
   }
 
   /// Calls body(item, thread) for every item in [0, count). Threads claim the items in rising order.
@@ -94,13 +94,7 @@ class ThreadPool {
   void barrier();
 
  private:
-  using Function = void (*)(void*, int);
-  template <class Body>
-  void run_any(Body& body, bool sharing) {
-    run_erased([](void* context, int thread) { (*static_cast<Body*>(context))(thread); },
-               const_cast<void*>(static_cast<const void*>(&body)), sharing);
-  }
-  void run_erased(Function function, void* context, bool sharing);
+  void run_any(const std::function<void(int)>& body, bool sharing);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,17 +1,20 @@
 // Sizes read from a file, in arithmetic that cannot wrap around.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
-#include <initializer_list>
+#include <utility>
 
 namespace mmrec::models {
 
 /// An unsigned 64-bit size that remembers an overflow: once a sum or product does not fit, every result computed from
-/// it is overflowed too. Test `overflowed()` once at the end, then use `value()`.
+/// it is overflowed too. Test `overflowed()` once at the end, then use `value()`. A negative number is an overflow.
 class CheckedSize {
  public:
   // Implicit, so that sizes mix freely with plain ones.
-  constexpr CheckedSize(std::uint64_t value) : value_(value) {}  // NOLINT(google-explicit-constructor)
+  template <std::integral T>
+  constexpr CheckedSize(T value)  // NOLINT(google-explicit-constructor)
+      : value_(static_cast<std::uint64_t>(value)), overflowed_(std::cmp_less(value, 0)) {}
 
   friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
     CheckedSize sum(0);
@@ -34,15 +37,14 @@ class CheckedSize {
 
  private:
   std::uint64_t value_;
-  bool overflowed_ = false;
+  bool overflowed_;
 };
 
-/// Product of non-negative extents; an overflow stays an overflow even if a later extent is 0. Negative ones count as
-/// an overflow.
+/// Product of extents; an overflow stays an overflow even if a later extent is 0.
 template <class Range>
 constexpr CheckedSize checked_product(const Range& extents) {
   CheckedSize product(1);
-  for (const auto extent : extents) product *= static_cast<std::uint64_t>(extent);
+  for (const auto extent : extents) product *= extent;
   return product;
 }
 

@@ -255,9 +255,10 @@ bool JsonReader::boolean() {
   return token() == "true";
 }
 
-void JsonReader::null() {
-  expect(Kind::kNull, "null");
+bool JsonReader::skips_null() {
+  if (peek() != Kind::kNull) return false;
   token();
+  return true;
 }
 
 std::string_view JsonReader::skip() {

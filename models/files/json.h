@@ -52,7 +52,8 @@ class JsonReader {
   /// A number that fits in fp32, rounded once.
   float real();
   bool boolean();
-  void null();
+  /// Whether null comes next; if so, moves past it.
+  bool skips_null();
   /// Moves past one value of any kind, and returns its text.
   std::string_view skip();
 

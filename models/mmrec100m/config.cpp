@@ -35,8 +35,7 @@ Config Config::parse(std::string_view text, const std::string& name, const Warni
   });
   if (c.ffn_dim == 0) c.ffn_dim = 4 * c.expert_dim;
   reader.check_quarter("expert_dim", c.expert_dim);
-  const auto size = [](std::int64_t n) { return CheckedSize(static_cast<std::uint64_t>(n)); };
-  const CheckedSize v = size(c.vocab_size), e = size(c.expert_dim), f = size(c.ffn_dim), layers = size(c.num_layers);
+  const CheckedSize v = c.vocab_size, e = c.expert_dim, f = c.ffn_dim, layers = c.num_layers;
   // Of a block: nine matrices of E by E, the decay gate's four, which make one more, and the FFN; vectors are fewer
   // than another 32 rows.
   const CheckedSize block = e * e * 10 + e * f * 2 + (e + f) * 32;

@@ -41,23 +41,6 @@ inline constexpr TensorPart kWideHead[] = {{"lm_head", kV, 2 * kD}};
 
 }  // namespace table
 
-/// visit(Field, members...) for every field, as models::visit_model; nothing of an expert without layers.
-template <class Visit, class Model, class... Models>
-void visit_model(const Visit& visit, Model& first, Models&... others) {
-  using enum Field::Kind;
-  visit(Field{kTable, table::kEmbedding}, first.embedding, others.embedding...);
-  visit(Field{kLinear, table::kFusion}, first.fusion, others.fusion...);
-  visit(Field{kBias, table::kFusion}, first.fusion_bias, others.fusion_bias...);
-  visit(Field{kNorm, table::kFinalNorm}, first.norm, others.norm...);
-  visit(Field{kTable, table::kWideHead}, first.head, others.head...);
-  for (std::size_t e = 0; e < first.experts.size(); ++e) {
-    if (first.experts[e].layers.empty()) continue;
-    visit(Field{.kind = kNorm, .parts = table::kNorm, .prefix = kExpertPrefixes[e]}, first.experts[e].norm,
-          others.experts[e].norm...);
-    visit_blocks(visit, kExpertPrefixes[e], first.experts[e], others.experts[e]...);
-  }
-}
-
 /// Offsets and size in bytes.
 struct SlotLayout {
   std::array<models::SlotLayout, 2> stacks;  // of the experts that run, in their order
@@ -109,9 +92,21 @@ struct Mmrec100m : BlocksOnDevice {
   template <class Backend, class A>
   using Net = mmrec100m::Net<Backend, A>;
 
-  template <class Visit, class... Models>
-  static void visit(const Visit& visit, Models&... models) {
-    mmrec100m::visit_model(visit, models...);
+  /// Nothing of an expert without layers.
+  template <class Visit, class Model, class... Models>
+  static void visit(const Visit& visit, Model& first, Models&... others) {
+    using enum Field::Kind;
+    visit(Field{kTable, table::kEmbedding}, first.embedding, others.embedding...);
+    visit(Field{kLinear, table::kFusion}, first.fusion, others.fusion...);
+    visit(Field{kBias, table::kFusion}, first.fusion_bias, others.fusion_bias...);
+    visit(Field{kNorm, table::kFinalNorm}, first.norm, others.norm...);
+    visit(Field{kTable, table::kWideHead}, first.head, others.head...);
+    for (std::size_t e = 0; e < first.experts.size(); ++e) {
+      if (first.experts[e].layers.empty()) continue;
+      visit(Field{.kind = kNorm, .parts = table::kNorm, .prefix = kExpertPrefixes[e]}, first.experts[e].norm,
+            others.experts[e].norm...);
+      visit_blocks(visit, kExpertPrefixes[e], first.experts[e], others.experts[e]...);
+    }
   }
   static Sizes sizes(const Config& config, const Checkpoint* /*checkpoint*/) { return sizes_of(config.stack()); }
   static TensorRules rules(const Config& config);
@@ -158,12 +153,5 @@ struct Mmrec100m : BlocksOnDevice {
 using HostWeights = WeightsOf<Mmrec100m>;
 template <class Space>
 using ModelView = ViewOf<Mmrec100m, Space>;
-
-/// An expert as a stack of MM-Rec's takes it: without a head.
-template <class Space>
-models::ModelView<Space> stack_view(const ModelView<Space>& view, std::size_t expert) {
-  const auto& fields = view.experts[expert];
-  return {.embedding = view.embedding, .head = {}, .norm = fields.norm, .layers = fields.layers};
-}
 
 }  // namespace mmrec::models::mmrec100m

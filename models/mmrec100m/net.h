@@ -44,8 +44,10 @@ class Net {
         layout_(config) {
     for (std::size_t i = 0; i < config.stacks(); ++i) {
       Backend& own = config.stacks() == 2 ? sides_.of(i) : backend;
-      stacks_[i] = std::make_unique<Stack<Backend, A>>(stack_config_, stack_view(view_, config.first() + i), own, plan_,
-                                                       layout_.stacks[i]);
+      const auto& expert = view_.experts[config.first() + i];
+      const models::ModelView<Space> stack{
+          .embedding = view_.embedding, .head = {}, .norm = expert.norm, .layers = expert.layers};
+      stacks_[i] = std::make_unique<Stack<Backend, A>>(stack_config_, stack, own, plan_, layout_.stacks[i]);
     }
   }
   Net(const Net&) = delete;

@@ -107,16 +107,12 @@ class Block {
 
   // x = x + h + 0.1 v.
   void add_residual(std::int64_t rows) {
-    const auto sequence = []<class T>(const Matrix<T>& m) {
-      kernels::SequenceView<T, Space> s(m.data, 1, m.rows, m.cols);
-      s.time_stride = m.stride;
-      s.batch_stride = m.rows * m.stride;
-      return s;
-    };
-    kernels::block_residual(work_.backend, kernels::BlockResidual<Space, A>{.x = sequence(work_.x(rows)),
-                                                                            .h = sequence(work_.h(rows)),
-                                                                            .v = sequence(work_.part(rows, 2)),
-                                                                            .y = sequence(work_.x(rows))});
+    const Batch all{.sequences = 1, .tokens = rows};
+    const std::int64_t dim = work_.dim();
+    kernels::block_residual(
+        work_.backend,
+        kernels::BlockResidual<Space, A>{
+            .x = work_.x(all), .h = work_.h(all), .v = work_.qkvz.columns(all, 2 * dim, dim), .y = work_.x(all)});
   }
 
   template <class Y>

@@ -20,11 +20,10 @@ Config Config::parse(std::string_view text, const std::string& name, const Warni
     reader.fail(fmt::format("num_heads: found {}, expected at most model_dim {}", c.num_heads, c.model_dim));
   }
   reader.check_quarter("model_dim", c.model_dim);
-  const auto size = [](std::int64_t n) { return CheckedSize(static_cast<std::uint64_t>(n)); };
-  const CheckedSize v = size(c.vocab_size), d = size(c.model_dim), layers = size(c.num_layers);
+  const CheckedSize v = c.vocab_size, d = c.model_dim, layers = c.num_layers;
   // Matrices of a block: 4 projections, 2 of the gate, 1 of the decay, 2 of attention, 8 of the FFN; vectors are fewer
   // than another 32 rows.
-  reader.check_totals(v * d + layers * (d * d * 17 + d * 32) + d, ((layers + size(c.long_mem_len)) * d + v) * 4,
+  reader.check_totals(v * d + layers * (d * d * 17 + d * 32) + d, ((layers + c.long_mem_len) * d + v) * 4,
                       "num_layers, long_mem_len and model_dim");
   return c;
 }

@@ -102,23 +102,6 @@ constexpr void visit_layer(const Visit& visit, Layers&... w) {
   norm(table::kNormRecurrence, w.norm_recurrence...);
 }
 
-/// The same for a model; the instances have as many layers as the first.
-template <class Visit, class Model, class... Models>
-void visit_model(const Visit& visit, Model& first, Models&... others) {
-  using enum Field::Kind;
-  visit(Field{kTable, table::kEmbedding, false, kFlaxTable}, first.embedding, others.embedding...);
-  for (std::size_t i = 0; i < first.layers.size(); ++i) {
-    const std::string prefix = "block_" + std::to_string(i) + ".";
-    mmrec_jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
-  }
-  visit(Field{kNorm, table::kNorm, false, kFlaxScale}, first.norm, others.norm...);
-}
-
-/// fused: the four projections of u are one tensor.
-inline Sizes sizes_of(const Config& c, bool fused) {
-  return {.v = c.vocab_size, .d = c.model_dim, .f = c.ffn_dim(), .g = c.gate_hidden_dim(), .fused = fused};
-}
-
 /// Offsets and size in bytes. There is a bank, or h where no bank is written. How many of the bank's rows are written
 /// follows from the position, whatever the calls: every layer of a call writes as many as it has tokens.
 struct SlotLayout {
@@ -174,13 +157,23 @@ struct MmrecJax : TableDefaults {
   template <class Backend, class A>
   using Net = mmrec_jax::Net<Backend, A>;
 
-  template <class Visit, class... Models>
-  static void visit(const Visit& visit, Models&... models) {
-    mmrec_jax::visit_model(visit, models...);
+  template <class Visit, class Model, class... Models>
+  static void visit(const Visit& visit, Model& first, Models&... others) {
+    using enum Field::Kind;
+    visit(Field{kTable, table::kEmbedding, false, kFlaxTable}, first.embedding, others.embedding...);
+    for (std::size_t i = 0; i < first.layers.size(); ++i) {
+      const std::string prefix = "block_" + std::to_string(i) + ".";
+      mmrec_jax::visit_layer(at_prefix(visit, prefix), first.layers[i], others.layers[i]...);
+    }
+    visit(Field{kNorm, table::kNorm, false, kFlaxScale}, first.norm, others.norm...);
   }
   /// The projections may be one tensor, W_fused, or four.
   static Sizes sizes(const Config& config, const Checkpoint* checkpoint) {
-    return sizes_of(config, checkpoint == nullptr || checkpoint->find("block_0.W_fused.kernel") != nullptr);
+    return {.v = config.vocab_size,
+            .d = config.model_dim,
+            .f = config.ffn_dim(),
+            .g = config.gate_hidden_dim(),
+            .fused = checkpoint == nullptr || checkpoint->find("block_0.W_fused.kernel") != nullptr};
   }
   static TensorRules rules(const Config& config);
   template <class Weights>

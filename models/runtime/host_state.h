@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -92,21 +90,6 @@ struct HostState {
   std::int64_t batch = 0;
   std::int64_t position = 0;  // tokens consumed
   std::vector<Part> parts;    // as the layout has them
-
-  /// The tensor of a name. Throws std::logic_error where there is none of it and this type.
-  template <class T = float>
-  std::vector<T>& get(std::string_view name) {
-    for (Part& part : parts) {
-      if (part.name == name && std::holds_alternative<std::vector<T>>(part.values)) {
-        return std::get<std::vector<T>>(part.values);
-      }
-    }
-    throw std::logic_error("a state has no tensor " + std::string(name));
-  }
-  template <class T = float>
-  const std::vector<T>& get(std::string_view name) const {
-    return const_cast<HostState&>(*this).get<T>(name);
-  }
 };
 
 /// Bytes of slots, in which tensors lie one after another, each where wide accesses want it.

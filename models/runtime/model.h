@@ -24,6 +24,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -142,11 +143,19 @@ void for_each_option(Options& options, Config& config, const Visit& visit) {
   if constexpr (requires { config.bank; }) visit(options.bank, config.bank);
 }
 
+/// Throws std::invalid_argument naming an option that is given and that the architecture does not have.
+void refuse_options(const VariantOptions& others, std::string_view architecture);
+
 /// The configuration of a folder as the user wants it.
 template <class Config>
 Config config_of(const ModelSource& source) {
   Config config = Config::parse(source.config, source.config_name, source.warn);
-  for_each_option(source.variant, config, [](const auto& option, auto& to) { to = option.value_or(to); });
+  VariantOptions others = source.variant;
+  for_each_option(others, config, [](auto& option, auto& to) {
+    to = option.value_or(to);
+    option.reset();
+  });
+  refuse_options(others, Config::kModelType);
   return config;
 }
 

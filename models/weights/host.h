@@ -155,7 +155,7 @@ struct Target {
     CheckedSize sum = 0;
     for (const Slice& slice : slices) {
       const std::int64_t row_count = static_cast<std::int64_t>(slice.elements()) / cols();
-      sum += CheckedSize(static_cast<std::uint64_t>(row_count)) * kernels::bytes_of(format_of(slice), 1, cols());
+      sum += CheckedSize(row_count) * kernels::bytes_of(format_of(slice), 1, cols());
     }
     return sum;
   }

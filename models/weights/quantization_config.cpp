@@ -12,8 +12,9 @@
 namespace mmrec::models {
 namespace {
 
-std::string_view format_of(const QuantizationGroup& group) {
-  return group.is_float ? "float-quantized" : group.bits == 4 ? "pack-quantized" : "int-quantized";
+std::string_view format_of(const QuantScheme& scheme) {
+  using enum kernels::DType;
+  return scheme.code == kF8 ? "float-quantized" : scheme.code == kI4 ? "pack-quantized" : "int-quantized";
 }
 
 /// ["a", "b"]. This text and the one around it come of no nlohmann tree: that allocates as it goes, which ends the
@@ -26,19 +27,13 @@ std::string json_list(std::span<const std::string> names) {
 
 constexpr std::int64_t kMaxGroup = std::int64_t{1} << 24;
 
-bool skips_null(JsonReader& reader) {
-  if (reader.peek() != JsonReader::Kind::kNull) return false;
-  reader.null();
-  return true;
-}
-
 std::optional<QuantScheme> read_scheme(JsonReader& reader) {
-  if (skips_null(reader)) return std::nullopt;
+  if (reader.skips_null()) return std::nullopt;
   std::int64_t bits = 8, group = 0;
   std::string type = "int", strategy;
   reader.begin_object();
   for (std::string key; reader.next_key(key);) {
-    if (skips_null(reader)) continue;
+    if (reader.skips_null()) continue;
     if (key == "num_bits") {
       bits = reader.integer();
     } else if (key == "type") {
@@ -100,7 +95,7 @@ QuantSchemes read_quantization(JsonReader& reader) {
     } else if (key == "config_groups") {
       read_groups(reader, schemes);
     } else if (key == "kv_cache_scheme" || key == "sparsity_config") {
-      if (skips_null(reader)) continue;
+      if (reader.skips_null()) continue;
       if (key == "kv_cache_scheme" || reader.skip() != "{}") reader.fail("found a value, expected null");
     } else {
       reader.skip();  // what the tensors tell: the format, what is ignored
@@ -122,7 +117,7 @@ std::string with_quantization_config(std::string_view config, const std::string&
   }
   std::string by_name;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const QuantizationGroup& group = groups[i];
+    const auto& [scheme, modules] = groups[i];
     by_name += fmt::format(
         R"({}
       "group_{}": {{
@@ -139,9 +134,9 @@ std::string with_quantization_config(std::string_view config, const std::string&
         "output_activations": null,
         "format": "{}"
       }})",
-        i == 0 ? "" : ",", i, json_list(group.modules), group.bits, group.is_float ? "float" : "int",
-        group.group == 0 ? "channel" : "group", group.group == 0 ? "null" : std::to_string(group.group),
-        format_of(group));
+        i == 0 ? "" : ",", i, json_list(modules), bits_of(scheme.code),
+        scheme.code == kernels::DType::kF8 ? "float" : "int", scheme.group == 0 ? "channel" : "group",
+        scheme.group == 0 ? "null" : std::to_string(scheme.group), format_of(scheme));
   }
   const std::size_t last = config.find_last_not_of(" \t\r\n", config.rfind('}') - 1);
   return fmt::format(
@@ -157,8 +152,8 @@ std::string with_quantization_config(std::string_view config, const std::string&
   }}
 }}
 )",
-      config.substr(0, last + 1), kQuantizationKey, groups.size() == 1 ? format_of(groups.front()) : "mixed-precision",
-      by_name, json_list(ignored));
+      config.substr(0, last + 1), kQuantizationKey,
+      groups.size() == 1 ? format_of(groups.front().scheme) : "mixed-precision", by_name, json_list(ignored));
 }
 
 }  // namespace mmrec::models

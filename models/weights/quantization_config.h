@@ -14,14 +14,6 @@ namespace mmrec::models {
 
 inline constexpr char kQuantizationKey[] = "quantization_config";
 
-/// Matrices that are quantised in one way.
-struct QuantizationGroup {
-  int bits = 8;
-  bool is_float = false;
-  std::int64_t group = 0;            // inputs that share a scale; 0: all of a row
-  std::vector<std::string> modules;  // NAME of each NAME.weight
-};
-
 /// How some matrices of a checkpoint are quantised.
 struct QuantScheme {
   kernels::DType code = kernels::DType::kI8;
@@ -30,6 +22,12 @@ struct QuantScheme {
   bool operator==(const QuantScheme&) const = default;
 };
 using QuantSchemes = std::vector<QuantScheme>;
+
+/// Matrices that are quantised in one way, not with a scale of the whole matrix.
+struct QuantizationGroup {
+  QuantScheme scheme;
+  std::vector<std::string> modules;  // NAME of each NAME.weight
+};
 
 /// Reads the member's value; at least one scheme. Which matrices a scheme is for is not looked at: their tensors tell.
 /// Throws std::runtime_error for a scheme that is not supported, and as JsonReader.

@@ -6,6 +6,7 @@
 #include "mmrec/quantize.h"
 #include "models/architecture.h"
 #include "tests/engine/sessions.h"
+#include "tests/support/host_state.h"
 #include "tests/support/model_folder.h"
 #include "tests/support/quantized_reader.h"
 #include "tests/support/refusal.h"
@@ -165,7 +166,7 @@ std::vector<double> states_before(const std::filesystem::path& folder, const std
     const models::Run run{.slot = slot.first(), .position = static_cast<std::int64_t>(t), .rows = 1};
     slot.executor()->step({&tokens[t], 1}, {&run, 1}, {});
     const models::HostState state = slot.executor()->save(slot.first(), 1, run.position + 1);
-    const std::vector<float>& h = state.get("h");
+    const std::vector<float>& h = test::tensor_of(state, "h");
     all.insert(all.end(), h.begin(), h.begin() + static_cast<std::ptrdiff_t>(dim));
   }
   return all;

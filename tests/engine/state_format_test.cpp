@@ -2,6 +2,7 @@
 
 #include "models/files/checksum.h"
 #include "models/mmrec/state.h"
+#include "tests/support/host_state.h"
 #include "tests/support/refusal.h"
 #include "tests/support/sealed_bytes.h"
 
@@ -30,9 +31,9 @@ models::HostState example(std::int64_t position = 250) {
         },
         part.values);
   }
-  state.get("h")[3] = -0.0F;
-  state.get("h")[4] = std::numeric_limits<float>::denorm_min();
-  state.get<double>("segment_sum")[0] = 1e300;
+  test::tensor_of(state, "h")[3] = -0.0F;
+  test::tensor_of(state, "h")[4] = std::numeric_limits<float>::denorm_min();
+  test::tensor_of<double>(state, "segment_sum")[0] = 1e300;
   return state;
 }
 
@@ -146,11 +147,11 @@ TEST(StateFormat, EncodingRefusesAStateOfOtherShapes) {
     change(state);
     EXPECT_THROW(encode_state(state, kShape), std::logic_error);
   };
-  expect_refused([](auto& state) { state.get("logits").pop_back(); });
+  expect_refused([](auto& state) { test::tensor_of(state, "logits").pop_back(); });
   expect_refused([](auto& state) { ++state.batch; });
   expect_refused([](auto& state) { state.parts.pop_back(); });
   expect_refused([](auto& state) {
-    const std::vector<float> h = state.get("h");
+    const std::vector<float> h = test::tensor_of(state, "h");
     for (models::HostState::Part& part : state.parts) {
       if (part.name == "h") part.values = std::vector<double>(h.begin(), h.end());
     }

@@ -74,7 +74,7 @@ nlohmann::json read(JsonReader& reader) {
     case JsonReader::Kind::kBool:
       return reader.boolean();
     case JsonReader::Kind::kNull:
-      reader.null();
+      reader.skips_null();
       return nullptr;
   }
   std::abort();

@@ -154,14 +154,11 @@ TEST(Config, NotOneObject) {
   expect_says(refused("{" + std::string(kRequired<Config>) + "} x"), {"end of input"});
 }
 
-TEST(Config, MissingKeysAndOtherModelTypes) {
-  expect_refused_with({{R"("model_type":"mmrec",)", "", {"config.json", "model_type", "missing"}},
-                       {R"("vocab_size":256,)", "", {"config.json", "vocab_size", "missing"}},
+TEST(Config, MissingKeys) {
+  expect_refused_with({{R"("vocab_size":256,)", "", {"config.json", "vocab_size", "missing"}},
                        {R"("model_dim":64,)", "", {"config.json", "model_dim", "missing"}},
                        {R"("num_layers":2,)", "", {"config.json", "num_layers", "missing"}},
-                       {R"(,"num_heads":4)", "", {"config.json", "num_heads", "missing"}},
-                       {"\"mmrec\"", "\"llama\"", {"model_type", "\"llama\"", "\"mmrec\""}},
-                       {"\"mmrec\"", "3", {"model_type", "found a number, expected a string"}}});
+                       {R"(,"num_heads":4)", "", {"config.json", "num_heads", "missing"}}});
 }
 
 TEST(Config, WrongTypes) {
@@ -257,7 +254,7 @@ TEST(Config100m, SaysWhatItRefuses) {
        {R"("fusion_method":"weighted")", {"fusion_method", "\"weighted\"", "concatenate"}},
        {R"("mdi_mix":11)", {"mdi_mix", "11", "0 to 10"}},
        {R"("bos_token_id":112)", {"bos_token_id", "112", "vocab_size 112"}}});
-  for (const std::string_view key : {"vocab_size", "expert_dim", "num_layers", "model_type"}) {
+  for (const std::string_view key : {"vocab_size", "expert_dim", "num_layers"}) {
     expect_says(refusal_with<mmrec100m::Config>(key, "other"), {key, "missing"});
   }
   expect_refused_with<mmrec100m::Config>(
@@ -300,8 +297,7 @@ TEST(JaxConfig, EveryRefusalNamesKeyFoundAndExpected) {
       {{"\"model_dim\":32", "\"model_dim\":30", {"model_dim", "30", "multiple of 4"}},
        {"\"num_heads\":2", "\"num_heads\":33", {"num_heads", "33", "32"}},
        {"\"vocab_size\":160,", "", {"vocab_size", "missing"}},
-       {"\"model_dim\":32", "\"model_dim\":16777216", {"2^48"}},
-       {"mmrec-jax", "mmrec", {"model_type"}}});
+       {"\"model_dim\":32", "\"model_dim\":16777216", {"2^48"}}});
 }
 
 }  // namespace

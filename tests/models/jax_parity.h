@@ -7,6 +7,7 @@
 #include "models/files/file.h"
 #include "models/mmrec_jax/mmrec_jax.h"
 #include "tests/models/lockstep.h"
+#include "tests/support/host_state.h"
 #include "tests/support/safetensors_reader.h"
 
 namespace mmrec::models {
@@ -74,7 +75,7 @@ class JaxParity : public testing::TestWithParam<JaxParityCase> {
   void expect_bank(Lockstep& sequences, const std::string& name) const {
     const test::ReferenceTensor& want = reference_.at(name);  // [B, S, D]
     const HostState state = sequences.state();
-    const std::vector<float>& got = state.get("bank");  // [B, the rows in use, D]
+    const std::vector<float>& got = test::tensor_of(state, "bank");  // [B, the rows in use, D]
     const double allowed = bound(GetParam().bank_bound, name);
     const std::int64_t all = want.dim(1) * want.dim(2), used = std::ssize(got) / kBatch;
     ASSERT_LE(largest_difference(got, columns_of(want.values, all, kBatch, 0, used)), allowed) << name;
@@ -133,7 +134,8 @@ TEST_P(JaxParity, SingleTokensDoNotDependOnTheirSplit) {
       const std::int64_t tokens = std::min(chunk, count - t);
       expect_logits(together->prefill(slice("input_ids", t, tokens)), "logits_stepwise", t + tokens - 1);
     }
-    EXPECT_EQ(together->state().get("bank"), steps->state().get("bank")) << "chunks of " << chunk;
+    EXPECT_EQ(test::tensor_of(together->state(), "bank"), test::tensor_of(steps->state(), "bank"))
+        << "chunks of " << chunk;
   }
 }
 

@@ -4,6 +4,7 @@
 #include "models/architecture.h"
 #include "models/weights/synthetic.h"
 #include "tests/models/lockstep.h"
+#include "tests/support/host_state.h"
 #include "tests/support/model_folder.h"
 
 namespace mmrec::models {
@@ -89,6 +90,9 @@ TEST(Architectures, UnknownOnesAreNamed) {
               {"config.json", "model_type", "\"transformer\"", "\"mmrec\"", "\"mmrec100m\""});
   test::write_file(folder / "config.json", "{}");
   expect_says(error_of([&] { load_model(folder.path(), {}, {}); }), {"model_type is missing"});
+  test::write_file(folder / "config.json", R"({"model_type":3})");
+  expect_says(error_of([&] { load_model(folder.path(), {}, {}); }),
+              {"config.json", "model_type", "found a number, expected a string"});
   EXPECT_THROW(synthetic_model("transformer", {}), std::invalid_argument);
 }
 
@@ -100,10 +104,10 @@ TEST_F(Folder100m, TheStateIsHOfBothExperts) {
   one.prefill(std::vector<int>{1, 2, 3, 4, 5, 6});
   const HostState state = one.state();
   ASSERT_EQ(state.parts.size(), 3U);
-  EXPECT_EQ(state.get("text.h").size(), 2U * 2 * 64);
-  EXPECT_EQ(state.get("code.h").size(), 2U * 2 * 64);
-  EXPECT_EQ(state.get("logits").size(), 2U * 50);
-  EXPECT_NE(state.get("text.h"), state.get("code.h"));
+  EXPECT_EQ(test::tensor_of(state, "text.h").size(), 2U * 2 * 64);
+  EXPECT_EQ(test::tensor_of(state, "code.h").size(), 2U * 2 * 64);
+  EXPECT_EQ(test::tensor_of(state, "logits").size(), 2U * 50);
+  EXPECT_NE(test::tensor_of(state, "text.h"), test::tensor_of(state, "code.h"));
   Lockstep other(model->on_cpu(), model->info().vocab_size, 2);
   other.set_state(state);
   const std::vector<int> next = {7, 8};

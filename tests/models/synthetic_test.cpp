@@ -121,6 +121,7 @@ TEST(CheckedSize, RemembersOverflow) {
   EXPECT_TRUE((CheckedSize(0) * (big * 2)).overflowed());
   EXPECT_FALSE((big * 1 + 0).overflowed());
   EXPECT_FALSE((big + big).at_most(~std::uint64_t{0}));
+  EXPECT_TRUE(CheckedSize(-1).overflowed());
   EXPECT_TRUE(CheckedSize(5).at_most(5));
   EXPECT_FALSE(CheckedSize(6).at_most(5));
   EXPECT_EQ((CheckedSize(6) * 7 + 1).value(), 43U);

@@ -1,0 +1,24 @@
+// Tensors of a saved state by their names.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "models/runtime/host_state.h"
+
+namespace mmrec::test {
+
+/// The tensor of a name. Throws std::logic_error where there is none, std::bad_variant_access where it is of another
+/// type. State: HostState, which may be const, or a temporary.
+template <class T = float, class State>
+auto& tensor_of(State&& state, std::string_view name) {
+  const auto part = std::ranges::find(state.parts, name, &models::HostState::Part::name);
+  if (part == state.parts.end()) throw std::logic_error("a state has no tensor " + std::string(name));
+  return std::get<std::vector<T>>(part->values);
+}
+
+}  // namespace mmrec::test
