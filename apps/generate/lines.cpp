@@ -14,6 +14,7 @@
 
 #include "apps/common/cli.h"
 #include "apps/generate/prompt.h"
+#include "apps/generate/sampling.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
@@ -290,7 +291,7 @@ LineRequest read_request(const Json& object, const GenerateCommand& command, std
                     .detail = command.detail()};
   GenerateOptions& options = asked.request.options;
   options.sampler.seed = seed;
-  options.sampler = sampler_choices(object).over(options.sampler);
+  set_sampler(object, options.sampler);
   options.max_tokens =
       members.integer(has_n ? "n" : "max_tokens", -1, std::int64_t{1} << 40).value_or(options.max_tokens);
   if (const Json* const value = members.find("stop")) {

@@ -208,7 +208,7 @@ int generate_main(const Arguments& arguments) {
   SamplerOptions& sampler = command.options.sampler;
   sampler = begun ? begun->sampler : defaults.sampler;
   if (!begun) sampler.seed = random_seed();
-  sampler = command.sampler.over(sampler);
+  set_sampler(arguments, sampler);
   return (command.lines || command.jsonl ? many_main : prompt_main)(std::move(command), defaults, begun, out);
 }
 
