@@ -280,14 +280,18 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
 
 Loaded load(const ModelCommand& command, bool with_tokenizer, bool one) {
   const Stopwatch watch;
-  const Sandbox sandbox(command.sandbox, command.opened);
+  const bool gpu = command.opened.gpu;
+  if (command.sandbox) {
+    restrict_files(command.opened);
+    gpu ? restrict_start() : restrict_calls();
+  }
   Loaded loaded;
   if (command.run.all_gpus && !one) {
     read_folder(command.folder, command.run, [&] { loaded.models = Model::load_on_gpus(command.folder, command.run); });
   } else {
     loaded.models.push_back(load_model(command.folder, command.run));
   }
-  sandbox.loaded();
+  if (command.sandbox && gpu) restrict_calls(true);
   loaded.info = info_of(loaded.models);
   if (with_tokenizer) loaded.tokenizer = load_tokenizer(command.folder, loaded.info);
   if (!command.quiet && command.run.precision == Precision::kAuto) {

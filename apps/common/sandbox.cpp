@@ -364,18 +364,4 @@ void restrict_calls(bool gpu) {
   filter.enforce();
 }
 
-Sandbox::Sandbox(bool wanted, const SandboxFiles& files) : is_to_come_(wanted && files.gpu) {
-  if (!wanted) return;
-  restrict_files(files);
-  if (files.gpu) {
-    restrict_start();
-  } else {
-    restrict_calls();
-  }
-}
-
-void Sandbox::loaded() const {
-  if (is_to_come_) restrict_calls(true);
-}
-
 }  // namespace mmrec::apps

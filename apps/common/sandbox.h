@@ -37,16 +37,4 @@ void restrict_start();
 /// std::runtime_error where the kernel has no filters.
 void restrict_calls(bool gpu = false);
 
-/// Both, around the loading of a model.
-class Sandbox {
- public:
-  /// Before it. Does nothing unless `wanted`. With a GPU restrict_calls() is left to loaded(): the driver needs more
-  /// calls while it starts.
-  Sandbox(bool wanted, const SandboxFiles& files);
-  void loaded() const;
-
- private:
-  [[maybe_unused]] bool is_to_come_ = false;  // not in a build without libseccomp
-};
-
 }  // namespace mmrec::apps

@@ -12,9 +12,4 @@ void restrict_files(const SandboxFiles&) {
 void restrict_start() { restrict_files({}); }
 void restrict_calls(bool) { restrict_files({}); }
 
-Sandbox::Sandbox(bool wanted, const SandboxFiles& files) {
-  if (wanted) restrict_files(files);
-}
-void Sandbox::loaded() const {}
-
 }  // namespace mmrec::apps
