@@ -93,8 +93,9 @@ documents: the figures of one run over all of them, to the last digit.
 constexpr auto kMergeOptions = std::to_array<Option>({
     {"format", 0, {"F", "text json"}, "text or json", true},
     {"output", 'o', kOutputFile, "write the result there, whole or not at all", true},
-    {"help", 'h', kNoValue, "this page; --version", true},
-    {"version", 0, kNoValue, ""},
+    kHelpOption,
+    kHelpAllOption,
+    kVersionOption,
 });
 
 constexpr std::array<std::string_view, 4> kSplits = {"file", "line", "blank", "jsonl"};
