@@ -88,11 +88,13 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
 
 /// A message of the library with the program's flag in place of the option: "load option a_b: ..." is "--a-b: ...".
 std::string with_flag(std::string message) {
-  constexpr std::string_view kOption = "load option ";
-  const std::size_t end = message.find(':');
-  if (!message.starts_with(kOption) || end == std::string::npos) return message;
-  std::replace(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
-  return message.replace(0, kOption.size(), "--");
+  for (const std::string_view option : {"load option ", "quantize option "}) {
+    const std::size_t end = message.find(':');
+    if (!message.starts_with(option) || end == std::string::npos) continue;
+    std::replace(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+    return message.replace(0, option.size(), "--");
+  }
+  return message;
 }
 
 /// The same of a model, whose architecture or device may not have an option that the command line chose.
