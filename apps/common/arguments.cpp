@@ -99,6 +99,16 @@ std::optional<Number> parse(std::string_view text) {
   return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
 }
 
+/// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
+std::string help_page(const Program& program, bool all) {
+  std::string page(program.head);
+  for (const Option& option : program.options) {
+    if (!option.help.empty() && (all || option.is_common)) page += entry(option, all);
+  }
+  if (all) page += program.foot;
+  return page;
+}
+
 /// Answers --help, --help-all and --version; false if none was given.
 bool answer(const Program& program, const Arguments& arguments) {
   const bool all = arguments.has("help-all");
@@ -114,15 +124,6 @@ bool answer(const Program& program, const Arguments& arguments) {
 }  // namespace
 
 const Program& program(std::string_view name) { return **std::ranges::find(programs(), name, &Program::name); }
-
-std::string help_page(const Program& program, bool all) {
-  std::string page(program.head);
-  for (const Option& option : program.options) {
-    if (!option.help.empty() && (all || option.is_common)) page += entry(option, all);
-  }
-  if (all) page += program.foot;
-  return page;
-}
 
 int run_command(const Program& program, int argc, const char* const* argv, Body body, Body subcommand) {
   const auto command = [&] {

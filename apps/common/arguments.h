@@ -86,9 +86,6 @@ std::span<const Program* const> programs();
 /// The one of that name, with "mmrec-" before the folder's. Takes no memory.
 const Program& program(std::string_view name);
 
-/// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
-std::string help_page(const Program& program, bool all);
-
 /// The parts of `text` between separators; none of an empty text.
 std::vector<std::string_view> split(std::string_view text, std::string_view separator = " ");
 

@@ -136,7 +136,7 @@ void BackgroundWriter::write(std::string_view text) {
   has_room_.wait(lock, [&] { return text_.size() < kMostBytes || fault_ != nullptr; });
   if (fault_ != nullptr) std::rethrow_exception(fault_);
   text_ += text;
-  if (is_idle_) has_text_.notify_one();
+  has_text_.notify_one();
 }
 
 void BackgroundWriter::finish() {
@@ -164,9 +164,7 @@ void BackgroundWriter::run() {
   std::unique_lock lock(mutex_);
   std::string text;
   while (true) {
-    is_idle_ = true;
     has_text_.wait(lock, [&] { return !text_.empty() || ends_; });
-    is_idle_ = false;
     if (text_.empty()) return;
     text.clear();
     text.swap(text_);

@@ -101,7 +101,6 @@ class BackgroundWriter {
   std::condition_variable has_text_, has_room_;
   std::string text_;
   std::exception_ptr fault_;
-  bool is_idle_ = false;
   bool ends_ = false;
   std::thread thread_;
 };
