@@ -161,39 +161,34 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
 }
 
 Arguments::Arguments(const Program& program, int argc, const char* const* argv) {
-  int at = 1;
-  // `rest`: what stands in the same word as the option, its value or nothing.
-  const auto give = [&](const Option& option, std::optional<std::string_view> rest) {
-    if (!option.value.text.empty() && !rest) {
-      if (at == argc) {
-        throw UsageError(fmt::format("--{}: its argument is missing (expected {})", option.name, option.value.text));
-      }
-      rest = argv[at++];
-    } else if (option.value.text.empty() && rest) {
-      throw UsageError(fmt::format("--{}: takes no value (found '{}')", option.name, printable(*rest)));
-    }
-    given_.push_back({std::string(option.name), std::string(rest.value_or(""))});
-  };
-  while (at < argc) {
-    const std::string_view word = argv[at++];
+  for (int at = 1; at < argc;) {
+    std::string_view word = argv[at++];
     if (word == "--") {
       positionals_.insert(positionals_.end(), argv + at, argv + argc);
       break;
     }
-    if (word.starts_with("--")) {
-      const std::size_t end = std::min(word.find('='), word.size());
-      give(option_of(program.options, word.substr(2, end - 2), false),
-           end < word.size() ? std::optional(word.substr(end + 1)) : std::nullopt);
-    } else if (word.size() > 1 && word.starts_with('-')) {
-      for (std::size_t i = 1; i < word.size(); ++i) {  // letters, of which the last one may have a value
-        const Option& option = option_of(program.options, word.substr(i, 1), true);
-        const bool has_rest = !option.value.text.empty() && i + 1 < word.size();
-        give(option, has_rest ? std::optional(word.substr(i + 1)) : std::nullopt);
-        if (has_rest) break;
-      }
-    } else {
+    if (word == "-" || !word.starts_with('-')) {
       positionals_.emplace_back(word);
+      continue;
     }
+    const bool is_long = word.starts_with("--");
+    word.remove_prefix(is_long ? 2 : 1);
+    do {  // one long option, or letters, of which the last may have a value
+      const std::size_t end = is_long ? std::min(word.find('='), word.size()) : 1;
+      const Option& option = option_of(program.options, word.substr(0, end), !is_long);
+      word.remove_prefix(end);
+      std::string_view value;
+      if (!option.value.text.empty()) {
+        if (word.empty() && at == argc) {
+          throw UsageError(fmt::format("--{}: its argument is missing (expected {})", option.name, option.value.text));
+        }
+        value = word.empty() ? argv[at++] : word.substr(is_long ? 1 : 0);
+        word = {};
+      } else if (is_long && !word.empty()) {
+        throw UsageError(fmt::format("--{}: takes no value (found '{}')", option.name, printable(word.substr(1))));
+      }
+      given_.push_back({std::string(option.name), std::string(value)});
+    } while (!word.empty());
   }
   for (const Option& option : program.options) {
     const std::size_t times = list(option.name).size();
