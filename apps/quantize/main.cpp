@@ -101,10 +101,10 @@ void warn_of_little_text(const QuantizeOptions& options, const QuantizedModel& m
   for (const QuantizedMatrix& matrix : model.matrices) widest = std::max(widest, matrix.cols);
   const std::int64_t tokens = std::ssize(options.calibration);
   if (tokens == 0 || tokens >= widest) return;
-  log_line(fmt::format(
-      "warning: --calibrate: found {} tokens, fewer than the widest matrix has inputs ({}): the result can be "
-      "worse than without",
-      tokens, widest));
+  warn(
+      fmt::format("--calibrate: found {} tokens, fewer than the widest matrix has inputs ({}): the result can be "
+                  "worse than without",
+                  tokens, widest));
 }
 
 /// Writes the folder. Not complete: interrupted.
