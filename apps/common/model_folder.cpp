@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "apps/common/sandbox.h"
 #include "apps/common/stopwatch.h"
 #include "kernels/cpu/thread_pool.h"
 #include "mmrec/errors.h"
@@ -282,9 +283,11 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
 
 Loaded load(const ModelCommand& command, bool with_tokenizer, bool one) {
   const Stopwatch watch;
-  const bool gpu = command.opened.gpu;
+  // A model may be loaded onto a GPU: asked for, or left open in a build that can.
+  const auto built = backends();
+  const bool gpu = command.run.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
   if (command.sandbox) {
-    restrict_files(command.opened);
+    restrict_files(command.named, command.folder, gpu);
     gpu ? restrict_start() : restrict_calls();
   }
   Loaded loaded;
@@ -322,10 +325,6 @@ void name_files(const Arguments& arguments, const Program& program, ModelCommand
   command.named.push_back({{}, command.folder, Names::kInput});
   command.named.insert(command.named.end(), more.begin(), more.end());
   refuse_lost_files(command.named);
-  // A model may be loaded onto a GPU: asked for, or left open in a build that can.
-  const auto built = backends();
-  const bool gpu = command.run.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
-  command.opened = sandbox_files(command.named, command.folder, gpu);
 }
 
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {

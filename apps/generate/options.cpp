@@ -219,7 +219,7 @@ GenerateCommand generate_command(const Arguments& arguments) {
     name_files(arguments, generate_program(), command, {{{}, "-", Names::kInput}});
   }
   if (command.interactive && command.state_out) {  // for /load
-    command.opened.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
+    command.named.push_back({{}, std::filesystem::absolute(*command.state_out).parent_path(), Names::kFolder});
   }
   return command;
 }

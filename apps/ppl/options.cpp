@@ -240,7 +240,7 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_parts(arguments, options);
   if (options.folder.empty()) options.folder = model_folder(arguments);
   name_files(arguments, ppl_program(), options);
-  if (options.resume) options.opened.readable.emplace_back(*options.output);
+  if (options.resume) options.named.push_back({{}, *options.output, Names::kInput});
   return options;
 }
 
