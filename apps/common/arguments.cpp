@@ -187,7 +187,7 @@ Arguments::Arguments(const Program& program, int argc, const char* const* argv) 
       } else if (is_long && !word.empty()) {
         throw UsageError(fmt::format("--{}: takes no value (found '{}')", option.name, printable(word.substr(1))));
       }
-      given_.push_back({std::string(option.name), std::string(value)});
+      given_.emplace_back(option.name, value);
     } while (!word.empty());
   }
   for (const Option& option : program.options) {
@@ -210,8 +210,8 @@ std::optional<std::string> Arguments::text(std::string_view name) const {
 
 std::vector<std::string> Arguments::list(std::string_view name) const {
   std::vector<std::string> values;
-  for (const Given& given : given_) {
-    if (given.name == name) values.push_back(given.value);
+  for (const auto& [its_name, value] : given_) {
+    if (its_name == name) values.push_back(value);
   }
   return values;
 }

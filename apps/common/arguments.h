@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/common/cli.h"
@@ -123,11 +124,7 @@ class Arguments {
   void refuse_unless(bool may_be, std::initializer_list<std::string_view> options, std::string_view why) const;
 
  private:
-  struct Given {
-    std::string name;
-    std::string value;
-  };
-  std::vector<Given> given_;
+  std::vector<std::pair<std::string, std::string>> given_;  // names and values
   std::vector<std::string> positionals_;
 };
 
