@@ -20,6 +20,7 @@
 #include "apps/common/model_folder.h"
 #include "apps/common/named_files.h"
 #include "apps/common/output.h"
+#include "mmrec/errors.h"
 #include "models/architecture.h"
 #include "models/files/file.h"
 #include "models/weights/synthetic.h"
@@ -42,7 +43,7 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "mmrec-bench-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
+    if (mkdtemp(name.data()) == nullptr) throw WriteError(name + ": cannot make a temporary folder");
     path_ = name;
     const auto files = {"model.safetensors", "config.json", kTokenizerFile, kPromptsFile, kRecordsFile};
     removed_.emplace(paths_in(path_, files));
@@ -74,7 +75,7 @@ models::SyntheticModel synthetic_model(const Arguments& arguments, std::int64_t&
 }
 
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
-  rethrown_as<OutputError, std::system_error>(
+  rethrown_as<WriteError, std::system_error>(
       [&] { models::write_synthetic_folder(folder, model, kernels::DType::kBF16, 0, check_interrupt); });
 }
 

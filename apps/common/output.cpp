@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "mmrec/errors.h"
 #include "models/files/interrupted.h"
 
 namespace mmrec::apps {
@@ -64,7 +65,7 @@ Output::~Output() {
 void Output::fail(int error) const {
   if (target_.empty() && error == EPIPE) throw StdoutClosed();
   const std::string name = target_.empty() ? "stdout" : target_.string();
-  throw OutputError(fmt::format("{}: cannot write ({})", name, reason(error)));
+  throw WriteError(fmt::format("{}: cannot write ({})", name, reason(error)));
 }
 
 void Output::write(std::string_view text) {

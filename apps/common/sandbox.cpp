@@ -27,7 +27,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "apps/common/output.h"
+#include "mmrec/errors.h"
 #include "models/files/file.h"
 #include "models/files/model_files.h"
 
@@ -160,7 +160,7 @@ class Rules {
 /// is there.
 void expect_writable(const fs::path& path, int how) {
   if (::access(path.c_str(), how) == 0 || errno == ENOENT) return;
-  throw OutputError(fmt::format("{}: cannot write ({})", path.string(), std::generic_category().message(errno)));
+  throw WriteError(fmt::format("{}: cannot write ({})", path.string(), std::generic_category().message(errno)));
 }
 
 /// An entry of /proc or /sys that the kernel forgets, as it does for want of memory, would come back without its rule.

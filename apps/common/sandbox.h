@@ -15,7 +15,7 @@ namespace mmrec::apps {
 /// Closes what the program inherited beside the standard descriptors and the files named, and drops all capabilities.
 /// Then Landlock, for this thread and those that it starts: no other file is opened, made, removed or renamed, and none
 /// is executed; signals and abstract sockets stay inside. Throws std::runtime_error where the kernel has no Landlock,
-/// where there are other threads, or where a file that is there cannot be named to it; OutputError where an output
+/// where there are other threads, or where a file that is there cannot be named to it; WriteError where an output
 /// could not be written. Of `files` inputs may be read and outputs replaced: other files of an output's folder may be
 /// written too. Folders are made if need be, and files in them read and written. Of the folder `model` its own files of
 /// known names may be read. `gpu`: a driver is at work, so all but devices and other processes may be read, and GPUs

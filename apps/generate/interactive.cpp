@@ -105,7 +105,7 @@ class Conversation {
       log_line(error.what());
     } catch (const RejectedFile& error) {
       log_line(error.what());
-    } catch (const OutputError& error) {  // of a state
+    } catch (const WriteError& error) {  // of a state
       log_line(error.what());
     }
     return true;

@@ -16,9 +16,9 @@
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
-#include "apps/common/output.h"
 #include "apps/common/progress.h"
 #include "mmrec/computed_with.h"
+#include "mmrec/errors.h"
 #include "models/files/file.h"
 #include "models/files/replace_file.h"
 
@@ -166,7 +166,7 @@ std::string restore_state(Session& session, const SavedSequence& saved, const To
 
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with) {
-  rethrown_as<OutputError>([&] {
+  rethrown_as<WriteError>([&] {
     SavedSequence saved = save_sequence(session, sampler, &tokenizer);
     saved.computed_with = with;
     write_state_file(path, saved);
@@ -174,7 +174,7 @@ void write_state(const std::string& path, const Session& session, const SamplerO
 }
 
 void check_state_path(const std::string& path) {
-  rethrown_as<OutputError>([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
+  rethrown_as<WriteError>([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
 }
 
 void consume_last(Session& session, const GenerateResult& result) {
@@ -199,12 +199,12 @@ PrefixCache::PrefixCache(const GenerateCommand& command, const ModelInfo& model,
         "--calls stepwise)");
   }
   if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw OutputError(
+    throw WriteError(
         fmt::format("{}: cannot make the folder ({})", folder_.string(), std::generic_category().message(errno)));
   }
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder_, ignored)) {
-    throw OutputError(fmt::format("{}: not a folder", folder_.string()));
+    throw WriteError(fmt::format("{}: not a folder", folder_.string()));
   }
 }
 

@@ -29,7 +29,7 @@ class PrefixCache {
  public:
   /// In the folder that --prefix-cache names, which is made if need be, private to its owner; its files are kept below
   /// --prefix-cache-mb in all by removing those that have not been used for longest. Throws UsageError for a model
-  /// whose prompts cannot be cut, and OutputError where the folder cannot be made.
+  /// whose prompts cannot be cut, and WriteError where the folder cannot be made.
   PrefixCache(const GenerateCommand& command, const ModelInfo& model, const Tokenizer& tokenizer);
 
   /// Puts `session` behind the longest beginning of `ids` that there is a state of, and returns its length; 0: there is
@@ -91,11 +91,11 @@ SavedSequence read_state(const std::string& path);
 std::string restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer,
                           const std::string& path, const std::string& with);
 
-/// Throws OutputError naming the file; one that was there is then as it was.
+/// Throws WriteError naming the file; one that was there is then as it was.
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with);
 
-/// Throws OutputError unless a state can be written to `path`.
+/// Throws WriteError unless a state can be written to `path`.
 void check_state_path(const std::string& path);
 
 /// Consumes the last token drawn, which generate() has not: so that a text goes on behind it.

@@ -141,7 +141,7 @@ template <class Work, class Stop>
 auto flush_on_error(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   try {
     return work();
-  } catch (const OutputError&) {
+  } catch (const WriteError&) {
     throw;  // more would stand behind a gap
   } catch (...) {
     stop();

@@ -16,6 +16,7 @@
 #include "apps/common/named_files.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
+#include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/quantize.h"
 #include "mmrec/scorer.h"
@@ -184,7 +185,7 @@ int quantize_main(const Arguments& arguments) {
                             "ppl_change", 100.0 * (*after / *before - 1.0)));
     }
     out.commit();
-  } catch (const OutputError&) {
+  } catch (const WriteError&) {
     remove_model(command.to, is_new);
     throw;
   }
