@@ -9,6 +9,11 @@
 #include <limits>
 #include <system_error>
 
+// The library's own splitting at commas is never wanted, and its regular expressions recurse once per character.
+#define CXXOPTS_VECTOR_DELIMITER '\0'
+#define CXXOPTS_NO_REGEX
+#include <cxxopts.hpp>
+
 #include "apps/common/output.h"
 #include "mmrec/version.h"
 
@@ -60,35 +65,33 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return of[a.size()][b.size()];
 }
 
-/// The name of the option that `word` was meant to be; empty where none is near.
-std::string_view nearest_option(std::span<const Option> options, std::string_view word) {
+/// The option that the first unknown one of a command line was meant to be; empty where none is near.
+std::string nearest_option(std::span<const Option> options, int argc, const char* const* argv) {
   constexpr std::size_t kLongest = 40;
-  if (word.size() > kLongest) return {};
   std::vector<std::string_view> names;
   for (const Option& option : options) names.push_back(option.name);
   for (const Option& option : options) {
     for (const std::string_view name : split(option.aliases)) names.push_back(name);
   }
-  const auto nearer = [&](std::string_view a, std::string_view b) { return distance(word, a) < distance(word, b); };
-  const auto nearest = std::ranges::min_element(names, nearer);
-  const std::size_t most = std::max<std::size_t>(1, word.size() / 3);
-  if (nearest != names.end() && distance(word, *nearest) <= most) return *nearest;
-  const auto longer = std::ranges::find_if(names, [&](std::string_view name) { return name.starts_with(word); });
-  return word.size() >= 3 && longer != names.end() ? *longer : std::string_view();
-}
-
-/// The option of a name, or of a letter.
-const Option& option_of(std::span<const Option> options, std::string_view name, bool is_letter) {
-  const auto has_name = [&](const Option& option) {
-    if (is_letter) return option.short_name == name.front();
-    const std::vector<std::string_view> aliases = split(option.aliases);
-    return option.name == name || std::ranges::find(aliases, name) != aliases.end();
-  };
-  const auto found = std::ranges::find_if(options, has_name);
-  if (found != options.end()) return *found;
-  const std::string_view near = is_letter ? std::string_view() : nearest_option(options, name);
-  throw UsageError(fmt::format("unknown option {}{}{}", is_letter ? "-" : "--", printable(name),
-                               near.empty() ? std::string() : fmt::format(" (did you mean --{})", near)));
+  for (int i = 1; i < argc; ++i) {
+    std::string_view word = argv[i];
+    if (word == "--") break;
+    if (!word.starts_with("--")) continue;
+    word.remove_prefix(2);
+    word = word.substr(0, word.find('='));
+    if (word.size() > kLongest || std::find(names.begin(), names.end(), word) != names.end()) continue;
+    const auto nearer = [&](std::string_view a, std::string_view b) { return distance(word, a) < distance(word, b); };
+    const auto nearest = std::min_element(names.begin(), names.end(), nearer);
+    const std::size_t most = std::max<std::size_t>(1, word.size() / 3);
+    if (nearest != names.end() && distance(word, *nearest) <= most) return std::string(*nearest);
+    if (word.size() >= 3) {
+      const auto begins = [&](std::string_view name) { return name.starts_with(word); };
+      const auto longer = std::find_if(names.begin(), names.end(), begins);
+      if (longer != names.end()) return std::string(*longer);
+    }
+    return {};
+  }
+  return {};
 }
 
 template <class Number>
@@ -161,39 +164,36 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
 }
 
 Arguments::Arguments(const Program& program, int argc, const char* const* argv) {
-  for (int at = 1; at < argc;) {
-    std::string_view word = argv[at++];
-    if (word == "--") {
-      positionals_.insert(positionals_.end(), argv + at, argv + argc);
-      break;
-    }
-    if (word == "-" || !word.starts_with('-')) {
-      positionals_.emplace_back(word);
-      continue;
-    }
-    const bool is_long = word.starts_with("--");
-    word.remove_prefix(is_long ? 2 : 1);
-    do {  // one long option, or letters, of which the last may have a value
-      const std::size_t end = is_long ? std::min(word.find('='), word.size()) : 1;
-      const Option& option = option_of(program.options, word.substr(0, end), !is_long);
-      word.remove_prefix(end);
-      std::string_view value;
-      if (!option.value.text.empty()) {
-        if (word.empty() && at == argc) {
-          throw UsageError(fmt::format("--{}: its argument is missing (expected {})", option.name, option.value.text));
-        }
-        value = word.empty() ? argv[at++] : word.substr(is_long ? 1 : 0);
-        word = {};
-      } else if (is_long && !word.empty()) {
-        throw UsageError(fmt::format("--{}: takes no value (found '{}')", option.name, printable(word.substr(1))));
-      }
-      given_.emplace_back(option.name, value);
-    } while (!word.empty());
+  const std::span<const Option> options = program.options;
+  cxxopts::Options parser(running_program());
+  for (const Option& option : options) {
+    std::string names(option.name);  // the first is the key below
+    for (const std::string_view name : split(option.aliases)) names.append(",").append(name);
+    if (option.short_name != 0) names.append({',', option.short_name});
+    const auto value = cxxopts::value<std::string>();
+    if (option.value.text.empty()) value->implicit_value("true");
+    parser.add_options()(names, "", value);
   }
-  for (const Option& option : program.options) {
-    const std::size_t times = list(option.name).size();
-    if (times > 1 && !option.repeatable) {
-      throw UsageError(fmt::format("--{}: given {} times, expected once", option.name, times));
+  try {
+    const cxxopts::ParseResult result = parser.parse(argc, argv);
+    for (const auto& argument : result.arguments()) {
+      given_.emplace_back(argument.key(), argument.value());
+    }
+    positionals_ = result.unmatched();
+  } catch (const cxxopts::exceptions::no_such_option& error) {
+    const std::string near = nearest_option(options, argc, argv);
+    throw UsageError(fmt::format("unknown option ({}{})", error.what(),
+                                 near.empty() ? std::string() : fmt::format("; did you mean --{}", near)));
+  } catch (const cxxopts::exceptions::exception& error) {
+    throw UsageError(error.what());
+  }
+  for (const Option& option : options) {
+    const auto values = list(option.name);
+    if (values.size() > 1 && !option.repeatable) {
+      throw UsageError(fmt::format("--{}: given {} times, expected once", option.name, values.size()));
+    }
+    if (option.value.text.empty() && !values.empty() && values.front() != "true") {
+      throw UsageError(fmt::format("--{}: takes no value (found '{}')", option.name, printable(values.front())));
     }
   }
   if (program.operands.empty() && !positionals_.empty()) {

@@ -78,7 +78,7 @@ TEST(Interactive, SettingsHoldFromTheNextTurnOn) {
                                "/save /nonexistent/x\nAlice was\n");
   EXPECT_EQ(bad.code, 0);
   EXPECT_EQ(bad.out, Chain().turn("Alice was")) << "and all goes on";
-  expect_says(bad.err, {"--temp: not a valid value (found 'hot'", "unknown option --device", "argument",
+  expect_says(bad.err, {"--temp: not a valid value (found 'hot'", "Option ‘device’ does not exist", "argument",
                         "temp 1.2 > top-k 50", "unknown command '/what'", "/save: which file?", "/nonexistent/x"});
 }
 

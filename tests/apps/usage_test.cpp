@@ -232,7 +232,7 @@ TEST(Usage, ControlCharactersOfAnArgumentDoNotReachTheTerminal) {
   EXPECT_EQ(outcome.err.find('\x1b'), std::string::npos);
 }
 
-// A long value must neither crash the parser nor be cut.
+// The library's own parser backtracks once per character; a long value must neither crash it nor be cut.
 TEST(Usage, LongValuesArrive) {
   const std::string prompt(100'000, 'a');
   const Json json = generate_json({"--prompt=" + prompt, "-n", "1", "--echo"});

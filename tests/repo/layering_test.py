@@ -21,6 +21,7 @@ THIRD_PARTY = {
     "sentencepiece": {"engine"},
     "pcre2.h": {"engine"},
     "xxhash.h": {"kernels"},
+    "cxxopts.hpp": {"apps"},
     "seccomp.h": {"apps"},
     "nanobind/": {"engine"},  # engine/python alone
     "cuda": {"kernels", "models", "apps"},  # models: kernels that know the model; apps: what the device can do
