@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -21,7 +20,9 @@
 #include "apps/common/model_folder.h"
 #include "apps/common/named_files.h"
 #include "apps/common/output.h"
+#include "mmrec/errors.h"
 #include "models/architecture.h"
+#include "models/files/file.h"
 #include "models/weights/synthetic.h"
 
 namespace mmrec::apps {
@@ -42,7 +43,7 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "mmrec-bench-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw OutputError(name + ": cannot make a temporary folder");
+    if (mkdtemp(name.data()) == nullptr) throw WriteError(name + ": cannot make a temporary folder");
     path_ = name;
     const auto files = {"model.safetensors", "config.json", kTokenizerFile, kPromptsFile, kRecordsFile};
     removed_.emplace(paths_in(path_, files));
@@ -60,13 +61,8 @@ class TemporaryFolder {
   std::optional<RemovedAtInterrupt> removed_;
 };
 
-/// A model of random weights to be made.
-struct Synthetic {
-  models::SyntheticModel model;
-  std::int64_t vocab = 0;
-};
-
-Synthetic synthetic_model(const Arguments& arguments) {
+/// A model of random weights to be made, of a vocabulary of `vocab`.
+models::SyntheticModel synthetic_model(const Arguments& arguments, std::int64_t& vocab) {
   const auto sizes = arguments.integers("synthetic", {}, 1, std::int64_t{1} << 24);
   if (sizes.size() < 3 || sizes.size() > 4 || sizes[0] % 4 != 0) {
     refuse_value("synthetic", arguments.text("synthetic").value_or(""), "D,L,V or D,L,V,F with D a multiple of 4");
@@ -74,12 +70,12 @@ Synthetic synthetic_model(const Arguments& arguments) {
   const std::vector<std::string_view> names = models::architecture_names();
   const std::size_t name = arguments.choice("arch", names);
   const std::int64_t ffn = sizes.size() == 4 ? sizes[3] : 4 * sizes[0];
-  return {models::synthetic_model(names[name], {.dim = sizes[0], .layers = sizes[1], .vocab = sizes[2], .ffn = ffn}),
-          sizes[2]};
+  vocab = sizes[2];
+  return models::synthetic_model(names[name], {.dim = sizes[0], .layers = sizes[1], .vocab = vocab, .ffn = ffn});
 }
 
 void write_synthetic(const std::filesystem::path& folder, const models::SyntheticModel& model) {
-  rethrown_as<OutputError, std::system_error>(
+  rethrown_as<WriteError, std::system_error>(
       [&] { models::write_synthetic_folder(folder, model, kernels::DType::kBF16, 0, check_interrupt); });
 }
 
@@ -99,8 +95,7 @@ void keep_synthetic(const std::filesystem::path& folder, const models::Synthetic
       throw;
     }
   }
-  std::ifstream file(folder / "config.json");
-  if (std::string(std::istreambuf_iterator<char>(file), {}) == model.config) return;
+  if (models::read_text(folder / "config.json", std::uint64_t{1} << 20) == model.config) return;
   throw RejectedFile(
       fmt::format("{}: holds another model than --synthetic asks for. Try: another --keep", folder.string()));
 }
@@ -165,10 +160,11 @@ int bench_main(const Arguments& arguments) {
   const bool compare = arguments.has("compare");
   if (arguments.has("model") && arguments.has("synthetic")) throw UsageError("--model and --synthetic: found both");
   arguments.refuse_unless(arguments.has("synthetic"), {"keep", "arch"}, "only with --synthetic");
-  std::optional<Synthetic> synthetic;
+  std::optional<models::SyntheticModel> synthetic;
+  std::int64_t vocab = 0;
   std::filesystem::path given;
   if (arguments.has("synthetic")) {
-    synthetic = synthetic_model(arguments);
+    synthetic = synthetic_model(arguments, vocab);
   } else {
     given = model_folder(arguments);
   }
@@ -182,11 +178,11 @@ int bench_main(const Arguments& arguments) {
   try {
     const bool keeps = arguments.has("keep");
     const bool offline = plan.offline.prompts > 0;
-    if (keeps) keep_synthetic(given = *arguments.text("keep"), synthetic->model);
+    if (keeps) keep_synthetic(given = *arguments.text("keep"), *synthetic);
     std::optional<TemporaryFolder> temporary;
     if (offline || (synthetic && !keeps)) plan.offline.scratch = temporary.emplace().path();
-    if (synthetic && !keeps) write_synthetic(given = temporary->path(), synthetic->model);
-    if (synthetic && offline) give_tokenizer(given, synthetic->vocab);
+    if (synthetic && !keeps) write_synthetic(given = temporary->path(), *synthetic);
+    if (synthetic && offline) give_tokenizer(given, vocab);
     runs = run_all(given, options, plan, compare);
   } catch (const Interrupted&) {
     log_line("interrupted");

@@ -12,7 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <span>
 #include <stdexcept>
 #include <string_view>
@@ -24,7 +23,6 @@
 #include "apps/common/output.h"
 #include "apps/common/stopwatch.h"
 #include "models/files/interrupted.h"
-#include "models/files/replace_file.h"
 
 namespace mmrec::apps {
 namespace {
@@ -111,11 +109,11 @@ std::int64_t drawn_tokens(std::string_view said) {
 }
 
 void write_prompts(const std::filesystem::path& path, std::span<const ServedRequest> requests, std::int64_t tokens) {
-  std::ofstream file(path, std::ios::binary);
+  Output file(path);
   for (const ServedRequest& request : requests) {
-    file << fmt::format("{{\"prompt\":[{}],\"max_tokens\":{}}}\n", fmt::join(request.prompt, ","), tokens);
+    file.write(fmt::format("{{\"prompt\":[{}],\"max_tokens\":{}}}\n", fmt::join(request.prompt, ","), tokens));
   }
-  if (!file.flush()) throw OutputError(path.string() + ": cannot be written");
+  file.commit();
 }
 
 }  // namespace
@@ -144,9 +142,9 @@ OfflineRun run_offline(const std::filesystem::path& folder, const OfflinePlan& p
 
 void give_tokenizer(const std::filesystem::path& folder, std::int64_t vocab) {
   if (std::filesystem::exists(Tokenizer::file_of(folder))) return;
-  const std::string model = made_up_pieces(vocab);
-  rethrown_as<OutputError, std::system_error>(
-      [&] { models::replace_file(folder / kTokenizerFile, std::as_bytes(std::span(model))); });
+  Output file(folder / kTokenizerFile);
+  file.write(made_up_pieces(vocab));
+  file.commit();
 }
 
 }  // namespace mmrec::apps

@@ -30,12 +30,12 @@ struct OfflineRun {
 
 /// Runs the mmrec-generate that lies beside this program on the model of `folder`: twice with one prompt, then with
 /// all of `requests`, which draw `tokens` tokens each. Throws Interrupted, when the program has ended;
-/// std::runtime_error with its last words if it fails; std::system_error if it cannot be started; OutputError.
+/// std::runtime_error with its last words if it fails; std::system_error if it cannot be started; WriteError.
 OfflineRun run_offline(const std::filesystem::path& folder, const OfflinePlan& plan,
                        const std::vector<ServedRequest>& requests, std::int64_t tokens);
 
 /// Writes a made-up tokenizer of `vocab` pieces, without an end of sequence, into a folder that has none. Throws
-/// OutputError.
+/// WriteError.
 void give_tokenizer(const std::filesystem::path& folder, std::int64_t vocab);
 
 }  // namespace mmrec::apps

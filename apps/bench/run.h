@@ -42,9 +42,8 @@ struct BenchPlan {
 /// lockstep  the same by the default chain of samplers, after prompts of mean length: for serve as many sequences as
 ///           there are slots, which draw as many tokens as requests on average; for offline several numbers of them
 /// serve     requests of different lengths through a Generator, prompts and all; tokens are those drawn
-/// score     log-probs of documents of kLeastDocument to kMostDocument tokens, `batch` of them with `tokens` on
-/// average,
-///           or of one with as many as all
+/// score     log-probs of `batch` documents of kLeastDocument to kMostDocument tokens, `tokens` on average, or of one
+///           with as many as all
 /// offline   a file of prompts through mmrec-generate, from the program's start to its end; tokens are the most drawn
 enum class Phase : std::uint8_t { kPrefill, kDecode, kGenerate, kLockstep, kServe, kScore, kOffline };
 inline constexpr std::int64_t kLeastDocument = 32;

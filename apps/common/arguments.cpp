@@ -102,6 +102,16 @@ std::optional<Number> parse(std::string_view text) {
   return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
 }
 
+/// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
+std::string help_page(const Program& program, bool all) {
+  std::string page(program.head);
+  for (const Option& option : program.options) {
+    if (!option.help.empty() && (all || option.is_common)) page += entry(option, all);
+  }
+  if (all) page += program.foot;
+  return page;
+}
+
 /// Answers --help, --help-all and --version; false if none was given.
 bool answer(const Program& program, const Arguments& arguments) {
   const bool all = arguments.has("help-all");
@@ -117,15 +127,6 @@ bool answer(const Program& program, const Arguments& arguments) {
 }  // namespace
 
 const Program& program(std::string_view name) { return **std::ranges::find(programs(), name, &Program::name); }
-
-std::string help_page(const Program& program, bool all) {
-  std::string page(program.head);
-  for (const Option& option : program.options) {
-    if (!option.help.empty() && (all || option.is_common)) page += entry(option, all);
-  }
-  if (all) page += program.foot;
-  return page;
-}
 
 int run_command(const Program& program, int argc, const char* const* argv, Body body, Body subcommand) {
   const auto command = [&] {
@@ -176,7 +177,7 @@ Arguments::Arguments(const Program& program, int argc, const char* const* argv) 
   try {
     const cxxopts::ParseResult result = parser.parse(argc, argv);
     for (const auto& argument : result.arguments()) {
-      given_.push_back({argument.key(), argument.value()});
+      given_.emplace_back(argument.key(), argument.value());
     }
     positionals_ = result.unmatched();
   } catch (const cxxopts::exceptions::no_such_option& error) {
@@ -209,8 +210,8 @@ std::optional<std::string> Arguments::text(std::string_view name) const {
 
 std::vector<std::string> Arguments::list(std::string_view name) const {
   std::vector<std::string> values;
-  for (const Given& given : given_) {
-    if (given.name == name) values.push_back(given.value);
+  for (const auto& [its_name, value] : given_) {
+    if (its_name == name) values.push_back(value);
   }
   return values;
 }

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/common/cli.h"
@@ -86,9 +87,6 @@ std::span<const Program* const> programs();
 /// The one of that name, with "mmrec-" before the folder's. Takes no memory.
 const Program& program(std::string_view name);
 
-/// The page of --help: `head`, then the common options, or of --help-all: all of them. At most 80 columns.
-std::string help_page(const Program& program, bool all);
-
 /// The parts of `text` between separators; none of an empty text.
 std::vector<std::string_view> split(std::string_view text, std::string_view separator = " ");
 
@@ -126,11 +124,7 @@ class Arguments {
   void refuse_unless(bool may_be, std::initializer_list<std::string_view> options, std::string_view why) const;
 
  private:
-  struct Given {
-    std::string name;
-    std::string value;
-  };
-  std::vector<Given> given_;
+  std::vector<std::pair<std::string, std::string>> given_;  // names and values
   std::vector<std::string> positionals_;
 };
 

@@ -103,8 +103,6 @@ int run_and_report(std::string_view program, const std::function<int()>& body, s
     return fail(kUsage, fmt::format("{}. Try: {} -h", error.what(), program));
   } catch (const RejectedFile& error) {
     return fail(kRejected, error.what());
-  } catch (const OutputError& error) {
-    return fail(kOutputFault, error.what());
   } catch (const WriteError& error) {
     return fail(kOutputFault, error.what());
   } catch (const NumericError& error) {

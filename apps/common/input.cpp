@@ -19,15 +19,11 @@
 namespace mmrec::apps {
 namespace {
 
+constexpr std::size_t kChunk = std::size_t{1} << 16;  // bytes that are read at once
+
 [[noreturn]] void unreadable(const std::string& path, int error) {
   throw std::runtime_error(
       fmt::format("{}: cannot read ({})", input_name(path), std::generic_category().message(error)));
-}
-
-struct stat status_of(int fd) {
-  struct stat status = {};
-  if (fstat(fd, &status) != 0) status.st_mode = 0;
-  return status;
 }
 
 int open_input(const std::string& path) {
@@ -114,7 +110,7 @@ bool InputFile::has_bytes() const {
 std::optional<std::uint64_t> input_size(const std::string& path) {
   struct stat status = {};
   if (path == "-") {
-    status = status_of(STDIN_FILENO);
+    (void)fstat(STDIN_FILENO, &status);  // what fails has no mode
   } else if (stat(path.c_str(), &status) != 0 || access(path.c_str(), R_OK) != 0) {
     unreadable(path, errno);
   }
@@ -125,28 +121,23 @@ std::optional<std::uint64_t> input_size(const std::string& path) {
 
 std::string read_input(const std::string& path, std::size_t most) {
   InputFile file(path);
-  const struct stat status = status_of(file.descriptor());
   std::string text;
-  if (S_ISREG(status.st_mode)) {
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size > most) throw TooLong(input_name(path), size, most, true);
-    text.reserve(static_cast<std::size_t>(status.st_size) + 1);
+  if (const auto size = input_size(path)) {
+    if (*size > most) throw TooLong(input_name(path), *size, most, true);
+    text.reserve(static_cast<std::size_t>(*size) + kChunk);
   }
-  constexpr std::size_t kChunk = std::size_t{1} << 16;
   for (;;) {
     const std::size_t filled = text.size();
-    text.resize(filled + std::min(kChunk, std::max<std::size_t>(text.capacity() - filled, 1)));
+    text.resize(filled + kChunk);
     const std::size_t n = file.read(std::span(text).subspan(filled));
     text.resize(filled + n);
     if (n == 0) return text;
     if (text.size() > most) throw TooLong(input_name(path), text.size(), most);
-    if (text.size() == text.capacity()) text.reserve(text.size() + std::max(kChunk, text.size() / 2));
   }
 }
 
 /// Reads behind what has not been taken. How many bytes came; 0 at the end.
 std::size_t LineReader::fill() {
-  constexpr std::size_t kChunk = std::size_t{1} << 16;
   buffer_.erase(0, std::exchange(begin_, 0));
   const std::size_t kept = buffer_.size();
   buffer_.resize(kept + kChunk);

@@ -50,7 +50,6 @@ class InputFile {
   /// What waits in read(), in another thread, returns soon; from then on the file is at its end.
   void stop() { is_stopped_ = true; }
   const std::string& path() const { return path_; }
-  int descriptor() const { return fd_; }
 
  private:
   void refuse_compressed(std::string_view more);

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "apps/common/sandbox.h"
 #include "apps/common/stopwatch.h"
 #include "kernels/cpu/thread_pool.h"
 #include "mmrec/errors.h"
@@ -88,11 +89,13 @@ auto rejecting(const std::filesystem::path& folder, Load&& load) {
 
 /// A message of the library with the program's flag in place of the option: "load option a_b: ..." is "--a-b: ...".
 std::string with_flag(std::string message) {
-  constexpr std::string_view kOption = "load option ";
-  const std::size_t end = message.find(':');
-  if (!message.starts_with(kOption) || end == std::string::npos) return message;
-  std::replace(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
-  return message.replace(0, kOption.size(), "--");
+  for (const std::string_view option : {"load option ", "quantize option "}) {
+    const std::size_t end = message.find(':');
+    if (!message.starts_with(option) || end == std::string::npos) continue;
+    std::replace(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+    return message.replace(0, option.size(), "--");
+  }
+  return message;
 }
 
 /// The same of a model, whose architecture or device may not have an option that the command line chose.
@@ -280,14 +283,20 @@ void log_loaded(const std::filesystem::path& folder, const RunOptions& options, 
 
 Loaded load(const ModelCommand& command, bool with_tokenizer, bool one) {
   const Stopwatch watch;
-  const Sandbox sandbox(command.sandbox, command.opened);
+  // A model may be loaded onto a GPU: asked for, or left open in a build that can.
+  const auto built = backends();
+  const bool gpu = command.run.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
+  if (command.sandbox) {
+    restrict_files(command.named, command.folder, gpu);
+    gpu ? restrict_start() : restrict_calls();
+  }
   Loaded loaded;
   if (command.run.all_gpus && !one) {
     read_folder(command.folder, command.run, [&] { loaded.models = Model::load_on_gpus(command.folder, command.run); });
   } else {
     loaded.models.push_back(load_model(command.folder, command.run));
   }
-  sandbox.loaded();
+  if (command.sandbox && gpu) restrict_calls(true);
   loaded.info = info_of(loaded.models);
   if (with_tokenizer) loaded.tokenizer = load_tokenizer(command.folder, loaded.info);
   if (!command.quiet && command.run.precision == Precision::kAuto) {
@@ -316,10 +325,6 @@ void name_files(const Arguments& arguments, const Program& program, ModelCommand
   command.named.push_back({{}, command.folder, Names::kInput});
   command.named.insert(command.named.end(), more.begin(), more.end());
   refuse_lost_files(command.named);
-  // A model may be loaded onto a GPU: asked for, or left open in a build that can.
-  const auto built = backends();
-  const bool gpu = command.run.device != Device::kCpu && std::find(built.begin(), built.end(), "cuda") != built.end();
-  command.opened = sandbox_files(command.named, command.folder, gpu);
 }
 
 std::uint64_t decoded_bytes(const ModelInfo& info, std::int64_t first, std::int64_t steps) {

@@ -12,7 +12,6 @@
 
 #include "apps/common/arguments.h"
 #include "apps/common/named_files.h"
-#include "apps/common/sandbox.h"
 #include "mmrec/model.h"
 #include "mmrec/tokenizer.h"
 
@@ -38,8 +37,7 @@ struct ModelCommand {
   bool quiet = false;
   bool verbose = false;
   bool sandbox = false;
-  std::vector<NamedFile> named;  // files of the command line
-  SandboxFiles opened;           // by name, when the command line is read
+  std::vector<NamedFile> named;  // the files that are opened by name: those of the command line, and the model's folder
 };
 /// Sets all but the folder and the files.
 void read_model_command(const Arguments& arguments, ModelCommand& command);

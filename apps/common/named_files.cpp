@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "models/files/file.h"
@@ -99,19 +100,6 @@ void refuse_lost_files(std::span<const NamedFile> files) {
     }
     outputs.emplace_back(&file, *place);
   }
-}
-
-SandboxFiles sandbox_files(std::span<const NamedFile> files, const std::filesystem::path& model, bool gpu) {
-  SandboxFiles of;
-  of.model = model;
-  of.gpu = gpu;
-  std::error_code none;
-  for (const NamedFile& file : files) {
-    if (file.path == "-" || (file.as == Names::kInput && std::filesystem::is_directory(file.path, none))) continue;
-    auto& list = file.as == Names::kInput ? of.readable : file.as == Names::kOutput ? of.outputs : of.folders;
-    list.emplace_back(file.path);
-  }
-  return of;
 }
 
 }  // namespace mmrec::apps

@@ -1,14 +1,12 @@
 // The files that a command line names, by the option table: an output must be neither an input nor another output.
 #pragma once
 
-#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "apps/common/arguments.h"
-#include "apps/common/sandbox.h"
 
 namespace mmrec::apps {
 
@@ -27,8 +25,5 @@ std::vector<NamedFile> named_files(const Arguments& arguments, std::span<const O
 void refuse_lost_files(std::span<const NamedFile> files);
 /// Throws UsageError if `output` is the file of an input of `files`.
 void refuse_lost_inputs(std::span<const NamedFile> files, const NamedFile& output);
-
-/// What a sandboxed program with these files and this model still opens by name.
-SandboxFiles sandbox_files(std::span<const NamedFile> files, const std::filesystem::path& model, bool gpu);
 
 }  // namespace mmrec::apps

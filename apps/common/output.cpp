@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "mmrec/errors.h"
 #include "models/files/interrupted.h"
 
 namespace mmrec::apps {
@@ -64,7 +65,7 @@ Output::~Output() {
 void Output::fail(int error) const {
   if (target_.empty() && error == EPIPE) throw StdoutClosed();
   const std::string name = target_.empty() ? "stdout" : target_.string();
-  throw OutputError(fmt::format("{}: cannot write ({})", name, reason(error)));
+  throw WriteError(fmt::format("{}: cannot write ({})", name, reason(error)));
 }
 
 void Output::write(std::string_view text) {
@@ -136,7 +137,7 @@ void BackgroundWriter::write(std::string_view text) {
   has_room_.wait(lock, [&] { return text_.size() < kMostBytes || fault_ != nullptr; });
   if (fault_ != nullptr) std::rethrow_exception(fault_);
   text_ += text;
-  if (is_idle_) has_text_.notify_one();
+  has_text_.notify_one();
 }
 
 void BackgroundWriter::finish() {
@@ -164,9 +165,7 @@ void BackgroundWriter::run() {
   std::unique_lock lock(mutex_);
   std::string text;
   while (true) {
-    is_idle_ = true;
     has_text_.wait(lock, [&] { return !text_.empty() || ends_; });
-    is_idle_ = false;
     if (text_.empty()) return;
     text.clear();
     text.swap(text_);

@@ -20,12 +20,6 @@
 
 namespace mmrec::apps {
 
-/// Exit 5: the result could not be written.
-class OutputError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 /// Exit 141, without a word: whoever read stdout has gone.
 class StdoutClosed : public std::runtime_error {
  public:
@@ -36,10 +30,10 @@ class StdoutClosed : public std::runtime_error {
 class Output {
  public:
   /// A temporary file beside `path`, renamed to it by commit(). A pipe or a device is opened and written to
-  /// directly; "-" and another name of stdout are stdout. Throws OutputError.
+  /// directly; "-" and another name of stdout are stdout. Throws WriteError.
   explicit Output(std::filesystem::path path = "-");
   /// Goes on with the file at `path`, and makes it if needed. The text stays, however the program ends. Throws
-  /// OutputError.
+  /// WriteError.
   struct GoesOn {};
   Output(std::filesystem::path path, GoesOn);
   /// Of such a file: the first write cuts off what stands behind the first `bytes`, and goes on there.
@@ -48,7 +42,7 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Throws OutputError or StdoutClosed, as does everything below.
+  /// Throws WriteError or StdoutClosed, as does everything below.
   void write(std::string_view text);
   void flush();
   /// Flushes, closes and, for a file, puts it in its place. Nothing may be written afterwards.
@@ -101,7 +95,6 @@ class BackgroundWriter {
   std::condition_variable has_text_, has_room_;
   std::string text_;
   std::exception_ptr fault_;
-  bool is_idle_ = false;
   bool ends_ = false;
   std::thread thread_;
 };

@@ -27,7 +27,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "apps/common/output.h"
+#include "mmrec/errors.h"
 #include "models/files/file.h"
 #include "models/files/model_files.h"
 
@@ -51,14 +51,12 @@ void give_up_privileges() {
 }
 
 /// Descriptors that a shell or a supervisor left open lead anywhere. The program's own are closed on exec.
-void close_inherited(const SandboxFiles& files) {
+void close_inherited(std::span<const NamedFile> files) {
   for (const std::string& name : models::names_in("/proc/self/fd")) {
     const int fd = std::stoi(name);
-    const auto is_it = [&](const fs::path& path) {  // as a shell names those of <(...)
-      return path == "/dev/fd/" + name || path == "/proc/self/fd/" + name;
-    };
-    const bool is_named = std::any_of(files.readable.begin(), files.readable.end(), is_it) ||
-                          std::any_of(files.outputs.begin(), files.outputs.end(), is_it);
+    const bool is_named = std::ranges::any_of(files, [&](const NamedFile& file) {  // as a shell names those of <(...)
+      return file.path == "/dev/fd/" + name || file.path == "/proc/self/fd/" + name;
+    });
     if (fd > STDERR_FILENO && !is_named && ::fcntl(fd, F_GETFD) == 0) (void)::close(fd);
   }
 }
@@ -162,7 +160,7 @@ class Rules {
 /// is there.
 void expect_writable(const fs::path& path, int how) {
   if (::access(path.c_str(), how) == 0 || errno == ENOENT) return;
-  throw OutputError(fmt::format("{}: cannot write ({})", path.string(), std::generic_category().message(errno)));
+  throw WriteError(fmt::format("{}: cannot write ({})", path.string(), std::generic_category().message(errno)));
 }
 
 /// An entry of /proc or /sys that the kernel forgets, as it does for want of memory, would come back without its rule.
@@ -300,24 +298,28 @@ void allow_on_descriptors(Filter& filter, bool gpu) {
 
 }  // namespace
 
-void restrict_files(const SandboxFiles& files) {
+void restrict_files(std::span<const NamedFile> files, const fs::path& model, bool gpu) {
   std::error_code none;
   const std::size_t threads = models::names_in("/proc/self/task").size();
   if (threads != 1) throw std::runtime_error(fmt::format("--sandbox: found {} threads, expected one", threads));
   close_inherited(files);
   give_up_privileges();
   Rules rules;
-  if (!files.model.empty()) rules.allow_model(files.model);
-  for (const fs::path& path : files.readable) rules.allow(path, kReadFile);
-  for (const fs::path& path : files.outputs) {
-    const bool is_replaced = !fs::exists(path, none) || fs::is_regular_file(path, none);
-    const fs::path folder = fs::weakly_canonical(fs::absolute(path), none).parent_path();
-    rules.allow(is_replaced ? folder : path, is_replaced ? kReplace : kWriteFile);
-    expect_writable(is_replaced ? folder : path, is_replaced ? W_OK | X_OK : W_OK);
-  }
-  for (const fs::path& path : files.folders) {
-    (void)::mkdir(path.c_str(), 0700);
-    rules.allow(path, kReplace | kReadFile);
+  if (!model.empty()) rules.allow_model(model);
+  for (const NamedFile& file : files) {
+    const fs::path path = file.path;
+    if (path == "-") continue;
+    if (file.as == Names::kInput) {
+      rules.allow(path, kReadFile);
+    } else if (file.as == Names::kFolder) {
+      (void)::mkdir(path.c_str(), 0700);
+      rules.allow(path, kReplace | kReadFile);
+    } else {
+      const bool is_replaced = !fs::exists(path, none) || fs::is_regular_file(path, none);
+      const fs::path folder = fs::weakly_canonical(fs::absolute(path), none).parent_path();
+      rules.allow(is_replaced ? folder : path, is_replaced ? kReplace : kWriteFile);
+      expect_writable(is_replaced ? folder : path, is_replaced ? W_OK | X_OK : W_OK);
+    }
   }
   // This process, processors, memory and its limits; descriptions of characters and terminals.
   for (const char* path : {"/proc/self", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm",
@@ -327,7 +329,7 @@ void restrict_files(const SandboxFiles& files) {
     keep_open(path);
   }
   rules.allow("/dev/null", kReadFile | kWriteFile);
-  if (files.gpu) allow_gpu(rules);
+  if (gpu) allow_gpu(rules);
   rules.enforce();
 }
 
@@ -362,20 +364,6 @@ void restrict_calls(bool gpu) {
 #endif
   allow_on_descriptors(filter, gpu);
   filter.enforce();
-}
-
-Sandbox::Sandbox(bool wanted, const SandboxFiles& files) : is_to_come_(wanted && files.gpu) {
-  if (!wanted) return;
-  restrict_files(files);
-  if (files.gpu) {
-    restrict_start();
-  } else {
-    restrict_calls();
-  }
-}
-
-void Sandbox::loaded() const {
-  if (is_to_come_) restrict_calls(true);
 }
 
 }  // namespace mmrec::apps

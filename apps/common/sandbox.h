@@ -6,25 +6,21 @@
 #pragma once
 
 #include <filesystem>
-#include <vector>
+#include <span>
+
+#include "apps/common/named_files.h"
 
 namespace mmrec::apps {
-
-/// The files that a program still has to open by name.
-struct SandboxFiles {
-  std::filesystem::path model;                  // a model folder: its own files of known names are read
-  std::vector<std::filesystem::path> readable;  // files; links are followed
-  std::vector<std::filesystem::path> outputs;   // files that are replaced: files of their folders may be written
-  std::vector<std::filesystem::path> folders;   // files in them may be read and written; made if need be
-  bool gpu = false;  // a driver is at work: all but devices and other processes may be read, and GPUs written
-};
 
 /// Closes what the program inherited beside the standard descriptors and the files named, and drops all capabilities.
 /// Then Landlock, for this thread and those that it starts: no other file is opened, made, removed or renamed, and none
 /// is executed; signals and abstract sockets stay inside. Throws std::runtime_error where the kernel has no Landlock,
-/// where there are other threads, or where a file that is there cannot be named to it; OutputError where an output
-/// could not be written.
-void restrict_files(const SandboxFiles& files);
+/// where there are other threads, or where a file that is there cannot be named to it; WriteError where an output
+/// could not be written. Of `files` inputs may be read and outputs replaced: other files of an output's folder may be
+/// written too. Folders are made if need be, and files in them read and written. Of the folder `model` its own files of
+/// known names may be read. `gpu`: a driver is at work, so all but devices and other processes may be read, and GPUs
+/// written.
+void restrict_files(std::span<const NamedFile> files, const std::filesystem::path& model, bool gpu);
 
 /// A seccomp filter for the start of a GPU's driver: calls that reach others, and that it does not take, fail with
 /// EPERM. Those are connecting to sockets, tracing, programs, keys, and modes, owners, times and attributes of files.
@@ -36,17 +32,5 @@ void restrict_start();
 /// tracing, io_uring, another user, and typing into the terminal. `gpu`: a driver's ioctls are allowed. Throws
 /// std::runtime_error where the kernel has no filters.
 void restrict_calls(bool gpu = false);
-
-/// Both, around the loading of a model.
-class Sandbox {
- public:
-  /// Before it. Does nothing unless `wanted`. With a GPU restrict_calls() is left to loaded(): the driver needs more
-  /// calls while it starts.
-  Sandbox(bool wanted, const SandboxFiles& files);
-  void loaded() const;
-
- private:
-  [[maybe_unused]] bool is_to_come_ = false;  // not in a build without libseccomp
-};
 
 }  // namespace mmrec::apps

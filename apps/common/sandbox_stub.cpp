@@ -5,16 +5,11 @@
 
 namespace mmrec::apps {
 
-void restrict_files(const SandboxFiles&) {
+void restrict_files(std::span<const NamedFile>, const std::filesystem::path&, bool) {
   throw std::runtime_error(
       "--sandbox: not in this build. Needed: Linux on x86-64 or AArch64, with linux/landlock.h and libseccomp");
 }
-void restrict_start() { restrict_files({}); }
-void restrict_calls(bool) { restrict_files({}); }
-
-Sandbox::Sandbox(bool wanted, const SandboxFiles& files) {
-  if (wanted) restrict_files(files);
-}
-void Sandbox::loaded() const {}
+void restrict_start() { restrict_files({}, {}, false); }
+void restrict_calls(bool gpu) { restrict_files({}, {}, gpu); }
 
 }  // namespace mmrec::apps

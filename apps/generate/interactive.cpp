@@ -17,6 +17,7 @@
 #include "apps/generate/line_editor.h"
 #include "apps/generate/prompt.h"
 #include "apps/generate/records.h"
+#include "apps/generate/sampling.h"
 #include "mmrec/computed_with.h"
 #include "mmrec/errors.h"
 
@@ -104,7 +105,7 @@ class Conversation {
       log_line(error.what());
     } catch (const RejectedFile& error) {
       log_line(error.what());
-    } catch (const OutputError& error) {  // of a state
+    } catch (const WriteError& error) {  // of a state
       log_line(error.what());
     }
     return true;
@@ -191,7 +192,7 @@ class Conversation {
       program.operands = {};
       program.options = options;
       const Arguments given(program, static_cast<int>(arguments.size()), arguments.data());
-      options_.sampler = sampler_choices(given).over(options_.sampler);
+      set_sampler(given, options_.sampler);
       set_options(given, options_);
     }
     log_line(fmt::format("{}, at most {} tokens", sampling_text(options_.sampler), options_.max_tokens));

@@ -26,15 +26,15 @@ bool can_edit() {
 class Editor {
  public:
   Editor() : edit_(el_init("mmrec-generate", stdin, stderr, stderr)), history_(history_init()) {
-    if (edit_ == nullptr) return;
+    if (!is_there()) return;
     HistEvent event;
-    if (history_ != nullptr) history(history_, &event, H_SETSIZE, kMostRemembered);
+    history(history_, &event, H_SETSIZE, kMostRemembered);
     el_set(edit_, EL_CLIENTDATA, this);
     el_set(edit_, EL_PROMPT, &Editor::prompt_of);
     el_set(edit_, EL_EDITOR, "emacs");
     el_set(edit_, EL_SIGNAL, 0);
     el_wset(edit_, EL_GETCFN, &Editor::read_character);
-    if (history_ != nullptr) el_set(edit_, EL_HIST, history, history_);
+    el_set(edit_, EL_HIST, history, history_);
     el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
   }
   ~Editor() {
@@ -44,7 +44,7 @@ class Editor {
   Editor(const Editor&) = delete;
   Editor& operator=(const Editor&) = delete;
 
-  bool is_there() const { return edit_ != nullptr; }
+  bool is_there() const { return edit_ != nullptr && history_ != nullptr; }
   std::optional<std::string> next(std::string_view prompt) {
     prompt_ = prompt;
     int count = 0;
@@ -53,7 +53,7 @@ class Editor {
     std::string text = line;
     if (text.ends_with('\n')) text.pop_back();
     HistEvent event;
-    if (history_ != nullptr && !text.empty()) history(history_, &event, H_ENTER, text.c_str());
+    if (!text.empty()) history(history_, &event, H_ENTER, text.c_str());
     return text;
   }
 

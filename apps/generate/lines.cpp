@@ -14,6 +14,7 @@
 
 #include "apps/common/cli.h"
 #include "apps/generate/prompt.h"
+#include "apps/generate/sampling.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace mmrec::apps {
@@ -181,7 +182,9 @@ class Preparer {
  public:
   /// At most `most_lines` at a time. `threads` prepare; a single one is the caller's.
   Preparer(LineReader& lines, std::size_t most_lines, int threads, const LineRequests& requests)
-      : lines_(lines), most_lines_(most_lines), threads_(threads), requests_(requests) {}
+      : lines_(lines), most_lines_(most_lines), threads_(threads), requests_(requests) {
+    begin();
+  }
   Preparer(const Preparer&) = delete;
   Preparer& operator=(const Preparer&) = delete;
   ~Preparer() {
@@ -194,15 +197,14 @@ class Preparer {
   std::deque<Submission> next(bool waits) {
     is_at_end_ = is_at_end_ || interrupt_exit_code() != 0;
     if (is_at_end_) return {};
-    if (threads_ == 1) {
-      if (!waits && lines_.would_wait()) return {};
-      return take(read());
-    }
-    if (!coming_.valid()) begin();
-    if (!waits && coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return {};
+    const std::future_status status = coming_.wait_for(std::chrono::seconds(0));
+    const bool is_ready =
+        status == std::future_status::deferred ? !lines_.would_wait() : status == std::future_status::ready;
+    if (!waits && !is_ready) return {};
     Lines some = coming_.get();
-    if (!some.are_last) begin();
-    return take(std::move(some));
+    is_at_end_ = some.are_last;
+    if (!is_at_end_) begin();
+    return std::move(some.ready);
   }
 
  private:
@@ -218,17 +220,13 @@ class Preparer {
     bool are_last = false;
   };
 
-  std::deque<Submission> take(Lines some) {
-    is_at_end_ = some.are_last;
-    return std::move(some.ready);
-  }
   void begin() {
     const auto read_them = [this] { return read(); };
     try {
-      coming_ = std::async(std::launch::async, read_them);
-    } catch (const std::system_error&) {  // there is no thread: the caller's reads when it has to wait
-      coming_ = std::async(std::launch::deferred, read_them);
+      if (threads_ > 1) coming_ = std::async(std::launch::async, read_them);
+    } catch (const std::system_error&) {  // there is no thread
     }
+    if (!coming_.valid()) coming_ = std::async(std::launch::deferred, read_them);  // the caller's reads
   }
   Lines read() {
     Lines result;
@@ -290,7 +288,7 @@ LineRequest read_request(const Json& object, const GenerateCommand& command, std
                     .detail = command.detail()};
   GenerateOptions& options = asked.request.options;
   options.sampler.seed = seed;
-  options.sampler = sampler_choices(object).over(options.sampler);
+  set_sampler(object, options.sampler);
   options.max_tokens =
       members.integer(has_n ? "n" : "max_tokens", -1, std::int64_t{1} << 40).value_or(options.max_tokens);
   if (const Json* const value = members.find("stop")) {

@@ -144,7 +144,8 @@ int prompt_main(GenerateCommand command, const GenerationDefaults& defaults, con
     out.write(prompt);
     out.flush();
   }
-  std::optional<PrefixCache> cache = prefix_cache(command, model.info(), tokenizer);
+  std::optional<PrefixCache> cache;
+  if (command.prefix_cache) cache.emplace(command, model.info(), tokenizer);
   const GracefulScope graceful;
   watch.lap();
   timings.cached_tokens = prefill(session, ids, cache ? &*cache : nullptr, command.quiet);
@@ -181,7 +182,14 @@ int prompt_main(GenerateCommand command, const GenerationDefaults& defaults, con
   timings.decode_seconds = watch.lap();
   timings.decode_tokens = static_cast<std::int64_t>(result.tokens.size());
   timings.decode_bytes = decoded_bytes(model.info(), prompt_end, session.position() - prompt_end);
-  if (command.state_out) save_state(*command.state_out, session, result, options.sampler, tokenizer, with);
+  if (command.state_out) {
+    consume_last(session, result);
+    write_state(*command.state_out, session, options.sampler, tokenizer, with);
+    if (result.finish_reason == FinishReason::kStopString) {
+      warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",
+                       *command.state_out));
+    }
+  }
 
   if (command.json) {
     Json json = result_json(result, options.sampler, ids, model.info(), command.folder, tokenizer, timings,
@@ -208,7 +216,7 @@ int generate_main(const Arguments& arguments) {
   SamplerOptions& sampler = command.options.sampler;
   sampler = begun ? begun->sampler : defaults.sampler;
   if (!begun) sampler.seed = random_seed();
-  sampler = command.sampler.over(sampler);
+  set_sampler(arguments, sampler);
   return (command.lines || command.jsonl ? many_main : prompt_main)(std::move(command), defaults, begun, out);
 }
 

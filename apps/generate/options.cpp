@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "apps/common/input.h"
+#include "apps/generate/sampling.h"
 
 namespace mmrec::apps {
 namespace {
@@ -201,7 +202,7 @@ GenerateCommand generate_command(const Arguments& arguments) {
   GenerateCommand command;
   read_model_command(arguments, command);
   set_options(arguments, command.options);
-  command.sampler = sampler_choices(arguments);
+  set_sampler(arguments, command.options.sampler);
   command.num_samples = static_cast<int>(arguments.integer("num-samples", 1, 1, 65536));
   command.options.top_logprobs = static_cast<int>(arguments.integer("logprobs", 0, 0, 1000));
   command.slots = static_cast<int>(arguments.integer("slots", 0, 1, 65536));
@@ -218,7 +219,7 @@ GenerateCommand generate_command(const Arguments& arguments) {
     name_files(arguments, generate_program(), command, {{{}, "-", Names::kInput}});
   }
   if (command.interactive && command.state_out) {  // for /load
-    command.opened.folders.push_back(std::filesystem::absolute(*command.state_out).parent_path());
+    command.named.push_back({{}, std::filesystem::absolute(*command.state_out).parent_path(), Names::kFolder});
   }
   return command;
 }

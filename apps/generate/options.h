@@ -9,7 +9,6 @@
 #include "apps/common/arguments.h"
 #include "apps/common/model_folder.h"
 #include "apps/generate/records.h"
-#include "apps/generate/sampling.h"
 
 namespace mmrec::apps {
 
@@ -17,8 +16,7 @@ namespace mmrec::apps {
 struct GenerateCommand : ModelCommand {
   std::optional<std::string> prompt;  // its escapes resolved
   std::optional<std::string> file;    // "-": stdin
-  GenerateOptions options;            // all but the sampler and what ends a sequence, which take files
-  SamplerChoices sampler;
+  GenerateOptions options;            // without what files say of the sampler and of what ends a sequence
   int num_samples = 1;
   int slots = 0;  // 0: as the generator likes
   std::optional<std::string> state_in;

@@ -16,9 +16,9 @@
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
-#include "apps/common/output.h"
 #include "apps/common/progress.h"
 #include "mmrec/computed_with.h"
+#include "mmrec/errors.h"
 #include "models/files/file.h"
 #include "models/files/replace_file.h"
 
@@ -124,18 +124,6 @@ std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults
   return {};
 }
 
-std::optional<PrefixCache> prefix_cache(const GenerateCommand& command, const ModelInfo& info,
-                                        const Tokenizer& tokenizer) {
-  if (!command.prefix_cache) return std::nullopt;
-  if (info.variant.bank.value_or(false) && info.variant.calls != Calls::kStepwise) {
-    throw UsageError(
-        "--prefix-cache: not where a prompt is a call of the model, because its parts would be others (expected "
-        "--calls stepwise)");
-  }
-  return PrefixCache(*command.prefix_cache, static_cast<std::uint64_t>(command.prefix_cache_mb) << 20, info,
-                     command.run.session, tokenizer);
-}
-
 std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache, bool quiet) {
   const std::int64_t cached = cache != nullptr ? cache->restore(session, ids) : 0;
   std::vector<std::int64_t> ends = {std::ssize(ids)};
@@ -178,7 +166,7 @@ std::string restore_state(Session& session, const SavedSequence& saved, const To
 
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with) {
-  rethrown_as<OutputError>([&] {
+  rethrown_as<WriteError>([&] {
     SavedSequence saved = save_sequence(session, sampler, &tokenizer);
     saved.computed_with = with;
     write_state_file(path, saved);
@@ -186,7 +174,7 @@ void write_state(const std::string& path, const Session& session, const SamplerO
 }
 
 void check_state_path(const std::string& path) {
-  rethrown_as<OutputError>([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
+  rethrown_as<WriteError>([&] { const models::Replacement possible(path, models::Replacement::Mode::kPrivate); });
 }
 
 void consume_last(Session& session, const GenerateResult& result) {
@@ -195,34 +183,28 @@ void consume_last(Session& session, const GenerateResult& result) {
   }
 }
 
-void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
-                const Tokenizer& tokenizer, const std::string& with) {
-  consume_last(session, result);
-  write_state(file, session, sampler, tokenizer, with);
-  if (result.finish_reason == FinishReason::kStopString) {
-    warn(fmt::format("{}: the state goes on to the end of the last token drawn, the text ends before the stop string",
-                     file));
-  }
-}
-
-PrefixCache::PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
-                         const SessionOptions& options, const Tokenizer& tokenizer)
-    : folder_(std::move(folder)),
-      most_bytes_(most_bytes),
+PrefixCache::PrefixCache(const GenerateCommand& command, const ModelInfo& model, const Tokenizer& tokenizer)
+    : folder_(*command.prefix_cache),
+      most_bytes_(static_cast<std::uint64_t>(command.prefix_cache_mb) << 20),
       grid_(!model.batch_invariant      ? 1
             : model.memory_segment != 0 ? model.memory_segment
                                         : kCutsWithoutSegments),
       identity_(fmt::format("{}-{}-{}-{}-", hex(model.fingerprint), hex(tokenizer.fingerprint()),
                             model.device == Device::kCpu ? "cpu" : "cuda", to_string(model.precision))),
-      computed_with_(computed_with(model, options)),
+      computed_with_(computed_with(model, command.run.session)),
       tokenizer_(tokenizer) {
+  if (model.variant.bank.value_or(false) && model.variant.calls != Calls::kStepwise) {
+    throw UsageError(
+        "--prefix-cache: not where a prompt is a call of the model, because its parts would be others (expected "
+        "--calls stepwise)");
+  }
   if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw OutputError(
+    throw WriteError(
         fmt::format("{}: cannot make the folder ({})", folder_.string(), std::generic_category().message(errno)));
   }
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder_, ignored)) {
-    throw OutputError(fmt::format("{}: not a folder", folder_.string()));
+    throw WriteError(fmt::format("{}: not a folder", folder_.string()));
   }
 }
 

@@ -27,10 +27,10 @@ namespace mmrec::apps {
 /// costs time only.
 class PrefixCache {
  public:
-  /// In `folder`, which is made if need be, private to its owner; its files are kept below `most_bytes` in all by
-  /// removing those that have not been used for longest. Throws OutputError where the folder cannot be made.
-  PrefixCache(std::filesystem::path folder, std::uint64_t most_bytes, const ModelInfo& model,
-              const SessionOptions& options, const Tokenizer& tokenizer);
+  /// In the folder that --prefix-cache names, which is made if need be, private to its owner; its files are kept below
+  /// --prefix-cache-mb in all by removing those that have not been used for longest. Throws UsageError for a model
+  /// whose prompts cannot be cut, and WriteError where the folder cannot be made.
+  PrefixCache(const GenerateCommand& command, const ModelInfo& model, const Tokenizer& tokenizer);
 
   /// Puts `session` behind the longest beginning of `ids` that there is a state of, and returns its length; 0: there is
   /// none. A file that cannot be used is reported, removed and passed over.
@@ -78,10 +78,6 @@ std::vector<int> encode_prompt(const Tokenizer& tokenizer, const ModelInfo& info
 /// What ends a sequence: what config.json says, else generation_config.json, else the tokenizer.
 std::vector<int> end_of_sequence(const ModelInfo& info, const GenerationDefaults& defaults, const Tokenizer& tokenizer);
 
-/// --prefix-cache; none where it is not asked for. Throws UsageError for a model whose prompts cannot be cut.
-std::optional<PrefixCache> prefix_cache(const GenerateCommand& command, const ModelInfo& info,
-                                        const Tokenizer& tokenizer);
-
 /// Consumes the prompt, with a progress bar where it takes more than one chunk, unless `quiet`; an interrupt ends it
 /// after a chunk. Returns how many tokens the cache had.
 std::int64_t prefill(Session& session, std::span<const int> ids, PrefixCache* cache, bool quiet);
@@ -95,18 +91,14 @@ SavedSequence read_state(const std::string& path);
 std::string restore_state(Session& session, const SavedSequence& saved, const Tokenizer& tokenizer,
                           const std::string& path, const std::string& with);
 
-/// Throws OutputError naming the file; one that was there is then as it was.
+/// Throws WriteError naming the file; one that was there is then as it was.
 void write_state(const std::string& path, const Session& session, const SamplerOptions& sampler,
                  const Tokenizer& tokenizer, const std::string& with);
 
-/// Throws OutputError unless a state can be written to `path`.
+/// Throws WriteError unless a state can be written to `path`.
 void check_state_path(const std::string& path);
 
 /// Consumes the last token drawn, which generate() has not: so that a text goes on behind it.
 void consume_last(Session& session, const GenerateResult& result);
-
-/// --state-out: the state after all that was drawn; `with` is what it was computed with.
-void save_state(const std::string& file, Session& session, const GenerateResult& result, const SamplerOptions& sampler,
-                const Tokenizer& tokenizer, const std::string& with);
 
 }  // namespace mmrec::apps

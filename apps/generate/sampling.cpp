@@ -29,10 +29,10 @@ bool is_seed(const SamplerOption& option) {
   return std::holds_alternative<std::uint64_t SamplerOptions::*>(option.member);
 }
 
-/// What `members` say of an option, as a value of its type.
-std::optional<float> given(const Members& members, const SamplerOption& option, float) {
+/// What `members` say of an option, else what it was.
+float given(const Members& members, const SamplerOption& option, float otherwise) {
   const Json* const value = members.find(option.name);
-  if (value == nullptr) return std::nullopt;
+  if (value == nullptr) return otherwise;
   const double x = value->is_number() ? value->get<double>() : NAN;
   // Of the float that it becomes: one may be too small for it.
   const bool reaches_min = option.above_min ? static_cast<double>(static_cast<float>(x)) > option.min : x >= option.min;
@@ -43,23 +43,23 @@ std::optional<float> given(const Members& members, const SamplerOption& option, 
   }
   return static_cast<float>(x);
 }
-std::optional<int> given(const Members& members, const SamplerOption& option, int) {
-  const auto found = members.integer(option.name, 0, kMaxInt);
-  return found ? std::optional(static_cast<int>(*found)) : std::nullopt;
+int given(const Members& members, const SamplerOption& option, int otherwise) {
+  return static_cast<int>(members.integer(option.name, 0, kMaxInt).value_or(otherwise));
 }
-std::optional<std::uint64_t> given(const Members& members, const SamplerOption& option, std::uint64_t) {
+std::uint64_t given(const Members& members, const SamplerOption& option, std::uint64_t otherwise) {
   const Json* const value = members.find(option.name);
-  if (value == nullptr) return std::nullopt;
+  if (value == nullptr) return otherwise;
   if (!value->is_number_unsigned()) {
     members.refuse(option.name, *value, "a whole number from 0 to 18446744073709551615");
   }
   return value->get<std::uint64_t>();
 }
 
-SamplerChoices choices_of(const Members& members, bool with_seed) {
-  return SamplerChoices::of([&]<class T>(const SamplerOption& option, T type) {
-    return with_seed || !is_seed(option) ? given(members, option, type) : std::optional<T>();
-  });
+void set_sampler(const Members& members, bool with_seed, SamplerOptions& sampler) {
+  for (const SamplerOption& option : kSamplerOptions) {
+    if (!option.in_programs() || (is_seed(option) && !with_seed)) continue;
+    option.visit(sampler, [&](auto& value) { value = given(members, option, value); });
+  }
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ GenerationDefaults parse_generation_defaults(std::string_view text, const std::s
   });
   const Members members(json, file + ": ");
   SamplerOptions& sampler = defaults.sampler;
-  sampler = choices_of(members, false).over(sampler);
+  set_sampler(members, false, sampler);
   if (const Json* const draws = members.find("do_sample")) {
     if (!draws->is_boolean()) members.refuse("do_sample", *draws, "true or false");
     if (!draws->get<bool>()) sampler.temperature = 0.0F;
@@ -94,26 +94,22 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
                                    path.string());
 }
 
-SamplerChoices sampler_choices(const Json& object) { return choices_of(Members(object), true); }
+void set_sampler(const Json& object, SamplerOptions& sampler) { set_sampler(Members(object), true, sampler); }
 
-SamplerOptions SamplerChoices::over(SamplerOptions defaults) const {
-  for (std::size_t i = 0; i < kSamplerOptions.size(); ++i) {
-    if (is_set_[i]) std::visit([&](auto at) { defaults.*at = values_.*at; }, kSamplerOptions[i].member);
+void set_sampler(const Arguments& arguments, SamplerOptions& sampler) {
+  for (const SamplerOption& option : kSamplerOptions) {
+    if (!option.in_programs()) continue;
+    option.visit(sampler, [&]<class T>(T& value) {
+      if constexpr (std::is_same_v<T, float>) {
+        const float min = static_cast<float>(option.min);
+        value = arguments.real(option.flag, min, most(option), option.above_min).value_or(value);
+      } else if constexpr (std::is_same_v<T, int>) {
+        value = static_cast<int>(arguments.integer(option.flag, value, static_cast<int>(option.min), kMaxInt));
+      } else {
+        value = arguments.unsigned64(option.flag).value_or(value);
+      }
+    });
   }
-  return defaults;
-}
-
-SamplerChoices sampler_choices(const Arguments& arguments) {
-  return SamplerChoices::of([&]<class T>(const SamplerOption& option, T) -> std::optional<T> {
-    if constexpr (std::is_same_v<T, float>) {
-      return arguments.real(option.flag, static_cast<float>(option.min), most(option), option.above_min);
-    } else if constexpr (std::is_same_v<T, int>) {
-      if (!arguments.has(option.flag)) return std::nullopt;
-      return static_cast<int>(arguments.integer(option.flag, 0, static_cast<int>(option.min), kMaxInt));
-    } else {
-      return arguments.unsigned64(option.flag);
-    }
-  });
 }
 
 Json sampling_json(const SamplerOptions& options) {

@@ -1,12 +1,9 @@
 // Sampler settings: the command line before the folder's generation_config.json before what is built in.
 #pragma once
 
-#include <bitset>
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,37 +27,11 @@ GenerationDefaults load_generation_defaults(const std::filesystem::path& folder)
 /// The same of the text of one; `file` stands for it.
 GenerationDefaults parse_generation_defaults(std::string_view text, const std::string& file);
 
-/// What is asked for of a sampler; what is unset stays as it was.
-class SamplerChoices {
- public:
-  /// Takes read(option, T{}) of each option that programs have, a std::optional<T> of the member's type.
-  template <class Read>
-  static SamplerChoices of(const Read& read) {
-    SamplerChoices choices;
-    for (std::size_t i = 0; i < kSamplerOptions.size(); ++i) {
-      const SamplerOption& option = kSamplerOptions[i];
-      if (!option.in_programs()) continue;
-      option.visit(choices.values_, [&]<class T>(T& value) {
-        const std::optional<T> found = read(option, T{});
-        choices.is_set_[i] = found.has_value();
-        value = found.value_or(value);
-      });
-    }
-    return choices;
-  }
-  /// `defaults` with these over them.
-  SamplerOptions over(SamplerOptions defaults) const;
+/// Sets what the command line says of the options of kSamplerOptions. Throws UsageError.
+void set_sampler(const Arguments& arguments, SamplerOptions& sampler);
 
- private:
-  SamplerOptions values_;
-  std::bitset<kSamplerOptions.size()> is_set_;
-};
-
-/// What the command line says of the options of kSamplerOptions. Throws UsageError.
-SamplerChoices sampler_choices(const Arguments& arguments);
-
-/// What `object` says under their names. Throws RejectedFile naming key, found and expected.
-SamplerChoices sampler_choices(const nlohmann::ordered_json& object);
+/// Sets what `object` says under their names. Throws RejectedFile naming key, found and expected.
+void set_sampler(const nlohmann::ordered_json& object, SamplerOptions& sampler);
 
 /// The options but the seed under their names, as numbers.
 nlohmann::ordered_json sampling_json(const SamplerOptions& options);

@@ -129,9 +129,7 @@ DocumentSinks sinks_of(const PplOptions& options, const Loaded& loaded, const Ru
   if (saved && !compares) sinks.push_back(token_comparison(std::exchange(saved, nullptr)));
   if (compares || outputs.logprobs) {
     sinks.push_back(distributions(loaded.models.front(), options.run.session, outputs.logprobs.get(), std::move(saved),
-                                  {.model = loaded.info.fingerprint,
-                                   .tokenizer = loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0,
-                                   .vocab_size = loaded.info.vocab_size}));
+                                  loaded.tokenizer ? loaded.tokenizer->fingerprint() : 0));
   }
   if (outputs.html) sinks.push_back(html_page(*outputs.html, loaded.tokenizer, identity));
   if (outputs.plot) sinks.push_back(loss_plot(*outputs.plot));
@@ -143,7 +141,7 @@ template <class Work, class Stop>
 auto flush_on_error(Output& out, const PplOptions& options, Work&& work, Stop&& stop) {
   try {
     return work();
-  } catch (const OutputError&) {
+  } catch (const WriteError&) {
     throw;  // more would stand behind a gap
   } catch (...) {
     stop();

@@ -203,12 +203,13 @@ void check_comparable(const RunIdentity& found, const RunIdentity& expected, con
   }
 }
 
-bool RecordSums::add(const DocumentRecord& record) {
+bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums) {
   const bool is_empty = record.sums.tokens == 0;
   const std::int64_t bytes = is_empty ? 0 : std::max<std::int64_t>(record.bytes, 0);
   const std::int64_t words = is_empty ? 0 : std::max<std::int64_t>(record.words, 0);
-  sums_.add(record.sums, bytes, words);
-  for (const std::int64_t count : {tokens_ += record.sums.tokens, bytes_ += bytes, words_ += words}) {
+  sums.add(record.sums, bytes, words);
+  const PerplexitySummary all = sums.summary();
+  for (const std::int64_t count : {all.tokens, all.bytes, all.words}) {
     if (static_cast<std::uint64_t>(count) <= kMostCount) continue;
     throw RejectedFile(fmt::format("{}: tokens, bytes or words add up to too many (found {}, expected at most {})",
                                    record.name, count, kMostCount));
@@ -229,10 +230,9 @@ int merge_main(const Arguments& arguments) {
                    [](const DocumentRecord& a, const DocumentRecord& b) { return a.index < b.index; });
   check_whole(merged.records);
   PerplexityAccumulator sums;
-  RecordSums records(sums);
   SummaryContext context;
   for (const DocumentRecord& record : merged.records) {
-    if (!records.add(record)) ++context.empty_docs;
+    if (!add_record(record, sums)) ++context.empty_docs;
     context.has_text = context.has_text && record.bytes >= 0;
   }
   context.identity = merged.identity;
@@ -307,7 +307,7 @@ bool ResumeFilter::is_left(const Document& document) {
     throw RejectedFile(fmt::format("{}:{}: --resume: a record of another document (found {}, expected {})", file_,
                                    next_, found, expected));
   }
-  if (!sums_.add(record)) ++empty_;
+  if (!add_record(record, sums_)) ++empty_;
   return false;
 }
 

@@ -38,18 +38,9 @@ DocumentRecord parse_record(std::string_view line, const std::string& where);
 /// Throws RejectedFile naming the field that differs unless figures of the two are comparable.
 void check_comparable(const RunIdentity& found, const RunIdentity& expected, const std::string& where);
 
-/// Adds up records.
-class RecordSums {
- public:
-  explicit RecordSums(PerplexityAccumulator& sums) : sums_(sums) {}
-  /// Adds a document's record as score_corpus adds its score; whether it had a token to score. Throws RejectedFile if
-  /// counts add up to more than 2^53.
-  bool add(const DocumentRecord& record);
-
- private:
-  PerplexityAccumulator& sums_;
-  std::int64_t tokens_ = 0, bytes_ = 0, words_ = 0;
-};
+/// Adds a document's record to `sums`, as score_corpus adds its score; whether it had a token to score. Throws
+/// RejectedFile if counts add up to more than 2^53.
+bool add_record(const DocumentRecord& record, PerplexityAccumulator& sums);
 
 /// `mmrec-ppl merge FILE...`: the summary of all documents of these records. Each document must be there once. Returns
 /// the exit code.
@@ -79,7 +70,7 @@ class ResumeFilter {
   std::string file_;
   std::vector<DocumentRecord> records_;  // without identities
   std::string tail_;                     // a last line that is cut short
-  RecordSums sums_;
+  PerplexityAccumulator& sums_;
   std::size_t next_ = 0;
   std::int64_t empty_ = 0;
 };

@@ -93,8 +93,9 @@ documents: the figures of one run over all of them, to the last digit.
 constexpr auto kMergeOptions = std::to_array<Option>({
     {"format", 0, {"F", "text json"}, "text or json", true},
     {"output", 'o', kOutputFile, "write the result there, whole or not at all", true},
-    {"help", 'h', kNoValue, "this page; --version", true},
-    {"version", 0, kNoValue, ""},
+    kHelpOption,
+    kHelpAllOption,
+    kVersionOption,
 });
 
 constexpr std::array<std::string_view, 4> kSplits = {"file", "line", "blank", "jsonl"};
@@ -239,7 +240,7 @@ PplOptions ppl_options(const Arguments& arguments) {
   read_parts(arguments, options);
   if (options.folder.empty()) options.folder = model_folder(arguments);
   name_files(arguments, ppl_program(), options);
-  if (options.resume) options.opened.readable.emplace_back(*options.output);
+  if (options.resume) options.named.push_back({{}, *options.output, Names::kInput});
   return options;
 }
 

@@ -166,13 +166,10 @@ class LossPlot : public DocumentSink {
 
     const double left = kLeft + kApart;
     file += frame(left, "Documents by loss", "nats per token", "documents");
-    const auto is_some = [](std::int64_t count) { return count > 0; };
-    const auto first =
-        static_cast<std::size_t>(std::find_if(documents_.begin(), documents_.end(), is_some) - documents_.begin());
-    if (first < documents_.size()) {
-      const auto end = static_cast<std::size_t>(
-          documents_.size() - static_cast<std::size_t>(std::find_if(documents_.rbegin(), documents_.rend(), is_some) -
-                                                       documents_.rbegin()));
+    std::size_t first = 0, end = documents_.size();
+    while (first < end && documents_[first] == 0) ++first;
+    while (first < end && documents_[end - 1] == 0) --end;
+    if (first < end) {
       const auto highest = static_cast<double>(*std::max_element(documents_.begin(), documents_.end()));
       const double wide = kWide / static_cast<double>(end - first);
       for (std::size_t c = first; c < end; ++c) {

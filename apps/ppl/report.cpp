@@ -197,20 +197,21 @@ void Report::add(const ScoredDocument& scored) {
 }
 
 void Report::add_tokens(const ScoredDocument& scored) {
-  if (std::exchange(is_first_, false)) {
-    // Scores of another cut are other scores: the only part of the identity that stands beside each.
-    const std::string calls = identity_.value("calls", "");
-    const std::string by(1, format_.separator);
-    if (format_.layout == Layout::kLines) {
-      const std::string tail = calls.empty() ? calls : ",\"calls\":\"" + calls + "\"";
-      token_line_ = "{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}" + tail + "}}\n";
-    } else {
-      out_.write("doc" + by + "pos" + by + "id" + by + "logprob" + (calls.empty() ? "" : by + "calls") + "\n");
-      token_line_ = "{}" + by + "{}" + by + "{}" + by + "{:.9g}" + (calls.empty() ? "" : by + calls) + "\n";
-    }
+  // Scores of another cut are other scores: the only part of the identity that stands beside each.
+  const std::string calls = identity_.value("calls", "");
+  const bool is_table = format_.layout == Layout::kTable;
+  const std::string_view by(&format_.separator, 1);
+  std::string tail;
+  if (!calls.empty()) tail = is_table ? fmt::format("{}{}", by, calls) : fmt::format(",\"calls\":\"{}\"", calls);
+  if (std::exchange(is_first_, false) && is_table) {
+    out_.write(
+        fmt::format("doc{0}pos{0}id{0}logprob{1}{2}\n", by, calls.empty() ? "" : by, calls.empty() ? "" : "calls"));
   }
+  const std::int64_t doc = scored.document.index;
   scored.for_each_token([&](std::size_t position, int id, float logprob) {
-    out_.write(fmt::format(fmt::runtime(token_line_), scored.document.index, position, id, logprob));
+    out_.write(is_table ? fmt::format("{1}{0}{2}{0}{3}{0}{4:.9g}{5}\n", by, doc, position, id, logprob, tail)
+                        : fmt::format("{{\"doc\":{},\"pos\":{},\"id\":{},\"logprob\":{:.9g}{}}}\n", doc, position, id,
+                                      logprob, tail));
   });
 }
 

@@ -124,7 +124,6 @@ class Report : public DocumentSink {
   ReportDetail detail_;
   RunIdentity identity_;
   Records records_;
-  std::string token_line_;  // what fmt writes of a token
   bool flushes_;
   bool is_first_ = true;
   std::optional<std::int64_t> unended_;

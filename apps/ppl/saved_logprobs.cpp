@@ -138,18 +138,16 @@ class TokenComparison : public DocumentSink {
 /// The distributions of a file, and how far this run's are from them.
 class SavedDistributions {
  public:
-  SavedDistributions(std::unique_ptr<LineReader> saved, const DistributionSource& source)
-      : in_(std::move(saved)), saved_(static_cast<std::size_t>(source.vocab_size)) {
+  SavedDistributions(std::unique_ptr<LineReader> saved, std::int64_t vocab_size, std::uint64_t tokenizer)
+      : in_(std::move(saved)), saved_(static_cast<std::size_t>(vocab_size)) {
     Header header;
     read(&header, sizeof header, "a header");
     if (header.version != kVersion) refuse(fmt::format("version {}", header.version), std::to_string(kVersion));
-    if (header.vocab_size != source.vocab_size) {
-      refuse(fmt::format("a vocabulary of {}", header.vocab_size),
-             fmt::format("{}, as the model has", source.vocab_size));
+    if (header.vocab_size != vocab_size) {
+      refuse(fmt::format("a vocabulary of {}", header.vocab_size), fmt::format("{}, as the model has", vocab_size));
     }
-    if (header.tokenizer != source.tokenizer) {
-      refuse(fmt::format("tokens of another tokenizer, {:016x}", header.tokenizer),
-             fmt::format("{:016x}", source.tokenizer));
+    if (header.tokenizer != tokenizer) {
+      refuse(fmt::format("tokens of another tokenizer, {:016x}", header.tokenizer), fmt::format("{:016x}", tokenizer));
     }
   }
 
@@ -237,13 +235,13 @@ class SavedDistributions {
 class DistributionSink : public DocumentSink {
  public:
   DistributionSink(const Model& model, const SessionOptions& options, Output* out, std::unique_ptr<LineReader> compare,
-                   const DistributionSource& source)
+                   std::uint64_t tokenizer)
       : session_(model.new_session(1, options)), out_(out) {
-    if (compare) saved_.emplace(std::move(compare), source);
+    const ModelInfo& info = model.info();
+    if (compare) saved_.emplace(std::move(compare), info.vocab_size, tokenizer);
     if (out_ == nullptr) return;
-    const Header header{.vocab_size = static_cast<std::uint32_t>(source.vocab_size),
-                        .model = source.model,
-                        .tokenizer = source.tokenizer};
+    const Header header{
+        .vocab_size = static_cast<std::uint32_t>(info.vocab_size), .model = info.fingerprint, .tokenizer = tokenizer};
     out_->write(bytes_of(header));
   }
 
@@ -298,8 +296,8 @@ std::unique_ptr<DocumentSink> token_comparison(std::unique_ptr<LineReader> saved
 }
 
 std::unique_ptr<DocumentSink> distributions(const Model& model, const SessionOptions& options, Output* save,
-                                            std::unique_ptr<LineReader> compare, const DistributionSource& source) {
-  return std::make_unique<DistributionSink>(model, options, save, std::move(compare), source);
+                                            std::unique_ptr<LineReader> compare, std::uint64_t tokenizer) {
+  return std::make_unique<DistributionSink>(model, options, save, std::move(compare), tokenizer);
 }
 
 }  // namespace mmrec::apps

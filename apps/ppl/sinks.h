@@ -17,13 +17,6 @@
 
 namespace mmrec::apps {
 
-/// What a file of distributions belongs to.
-struct DistributionSource {
-  std::uint64_t model = 0;      // fingerprints
-  std::uint64_t tokenizer = 0;  // 0: token ids were scored
-  std::int64_t vocab_size = 0;
-};
-
 /// Whether the file begins as those of --save-logprobs do. Requires: nothing of it has been read.
 bool is_distributions(LineReader& saved);
 
@@ -34,9 +27,10 @@ std::unique_ptr<DocumentSink> token_comparison(std::unique_ptr<LineReader> saved
 /// Distributions over the whole vocabulary, one for each scored token. Saves them to `save` if it is set. Compares them
 /// with the file `compare` if it is set: "diff_*" as above, of the log-probs of the tokens themselves; and of the
 /// Kullback-Leibler divergence of this run's distribution from the saved one, in nats: "kl_mean", "kl_stderr",
-/// "kl_median", "kl_p99", "kl_max"; and "same_top", the share of tokens where both have the same likeliest.
+/// "kl_median", "kl_p99", "kl_max"; and "same_top", the share of tokens where both have the same likeliest. `tokenizer`
+/// is its fingerprint, 0 for token ids.
 std::unique_ptr<DocumentSink> distributions(const Model& model, const SessionOptions& options, Output* save,
-                                            std::unique_ptr<LineReader> compare, const DistributionSource& source);
+                                            std::unique_ptr<LineReader> compare, std::uint64_t tokenizer);
 
 /// Written as documents come, a hundred bytes or so a token. Without a tokenizer it shows ids.
 std::unique_ptr<DocumentSink> html_page(Output& out, std::optional<Tokenizer> tokenizer, const RunIdentity& identity);

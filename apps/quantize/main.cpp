@@ -6,22 +6,55 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "apps/common/arguments.h"
 #include "apps/common/cli.h"
 #include "apps/common/input.h"
 #include "apps/common/model_folder.h"
+#include "apps/common/named_files.h"
 #include "apps/common/output.h"
 #include "apps/common/progress.h"
-#include "apps/quantize/options.h"
+#include "mmrec/errors.h"
 #include "mmrec/model.h"
 #include "mmrec/quantize.h"
 #include "mmrec/scorer.h"
 #include "mmrec/tokenizer.h"
+#include "models/files/file.h"
+#include "models/files/model_files.h"
 
 namespace mmrec::apps {
 namespace {
+
+struct QuantizeCommand {
+  std::filesystem::path from, to;
+  QuantizeOptions options;
+  std::optional<std::string> calibrate, eval;  // texts
+  RunOptions run;
+  bool quiet = false;
+};
+
+/// Throws UsageError.
+QuantizeCommand quantize_command(const Arguments& arguments) {
+  QuantizeCommand command;
+  const std::vector<std::string>& folders = arguments.positionals();
+  if (folders.size() != 2) throw UsageError("expected two folders: DIR and OUT");
+  command.from = folders[0];
+  command.to = folders[1];
+  if (!arguments.has("format")) throw UsageError("--format is missing (expected int8, int4 or fp8)");
+  command.options.type = static_cast<QuantizedType>(arguments.choice("format", kQuantizedTypeNames));
+  arguments.refuse_unless(command.options.type == QuantizedType::kInt4, {"group"}, "only with --format int4");
+  command.options.group = static_cast<int>(arguments.integer("group", command.options.group, 64, 65536));
+  command.options.keep = arguments.list("keep");
+  command.calibrate = arguments.file("calibrate");
+  command.eval = arguments.file("eval");
+  command.run = run_options(arguments);
+  command.options.threads = command.run.session.threads;
+  command.quiet = arguments.has("quiet");
+  refuse_lost_files(named_files(arguments, program("mmrec-quantize").options));
+  return command;
+}
 
 double bits(std::uint64_t bytes, std::uint64_t weights) {
   return 8.0 * static_cast<double>(bytes) / static_cast<double>(weights);
@@ -59,7 +92,7 @@ std::vector<int> tokens_of(const QuantizeCommand& command, const std::string& na
   std::optional<Tokenizer> tokenizer;
   read_folder(command.from, command.run, [&] { tokenizer = Tokenizer::load(command.from); });
   const std::string text = read_input(name);
-  if (text.empty()) throw std::runtime_error(input_name(name) + ": found no text");
+  if (text.empty()) throw RejectedFile(input_name(name) + ": found no text, expected some");
   return tokenizer->encode(text, true, {}, command.options.threads);
 }
 
@@ -69,10 +102,10 @@ void warn_of_little_text(const QuantizeOptions& options, const QuantizedModel& m
   for (const QuantizedMatrix& matrix : model.matrices) widest = std::max(widest, matrix.cols);
   const std::int64_t tokens = std::ssize(options.calibration);
   if (tokens == 0 || tokens >= widest) return;
-  log_line(fmt::format(
-      "warning: --calibrate: found {} tokens, fewer than the widest matrix has inputs ({}): the result can be "
-      "worse than without",
-      tokens, widest));
+  warn(
+      fmt::format("--calibrate: found {} tokens, fewer than the widest matrix has inputs ({}): the result can be "
+                  "worse than without",
+                  tokens, widest));
 }
 
 /// Writes the folder. Not complete: interrupted.
@@ -116,8 +149,19 @@ std::optional<double> perplexity(const QuantizeCommand& command, const std::file
   return sums_of(scores.front()).ppl();
 }
 
+/// Removes the model that was written, and its folder if that is new.
+void remove_model(const std::filesystem::path& folder, bool is_new) {
+  std::error_code ignored;
+  for (const std::string& name : models::names_in(folder)) {
+    if (models::is_model_file(name)) std::filesystem::remove(folder / name, ignored);
+  }
+  if (is_new) std::filesystem::remove(folder, ignored);
+}
+
 int quantize_main(const Arguments& arguments) {
   QuantizeCommand command = quantize_command(arguments);
+  std::error_code ignored;
+  const bool is_new = !std::filesystem::exists(command.to, ignored);
   Output out;
   std::vector<int> eval;
   if (command.eval) eval = tokens_of(command, *command.eval);
@@ -126,20 +170,25 @@ int quantize_main(const Arguments& arguments) {
     log_line("interrupted: nothing was written");
     return interrupt_exit_code();
   }
-  out.write(report(model));
-  warn_of_little_text(command.options, model);
-  if (command.eval) {
-    out.flush();
-    const auto before = perplexity(command, command.from, eval);
-    const auto after = before ? perplexity(command, command.to, eval) : std::nullopt;
-    if (!after) {
-      log_line("interrupted: the model was written");
-      return interrupt_exit_code();
+  try {
+    out.write(report(model));
+    warn_of_little_text(command.options, model);
+    if (command.eval) {
+      out.flush();
+      const auto before = perplexity(command, command.from, eval);
+      const auto after = before ? perplexity(command, command.to, eval) : std::nullopt;
+      if (!after) {
+        log_line("interrupted: the model was written");
+        return interrupt_exit_code();
+      }
+      out.write(fmt::format("{:<27}{:.6f}\n{:<27}{:.6f}\n{:<27}{:+.3f} %\n", "ppl_before", *before, "ppl_after", *after,
+                            "ppl_change", 100.0 * (*after / *before - 1.0)));
     }
-    out.write(fmt::format("{:<27}{:.6f}\n{:<27}{:.6f}\n{:<27}{:+.3f} %\n", "ppl_before", *before, "ppl_after", *after,
-                          "ppl_change", 100.0 * (*after / *before - 1.0)));
+    out.commit();
+  } catch (const WriteError&) {
+    remove_model(command.to, is_new);
+    throw;
   }
-  out.commit();
   return kOk;
 }
 
@@ -148,5 +197,5 @@ int quantize_main(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   using namespace mmrec::apps;
-  return run_command(quantize_program(), argc, argv, quantize_main);
+  return run_command(program("mmrec-quantize"), argc, argv, quantize_main);
 }

@@ -1,8 +1,7 @@
-#include "apps/quantize/options.h"
-
+// The command line of mmrec-quantize: its options and their help.
 #include <array>
 
-#include "apps/common/named_files.h"
+#include "apps/common/arguments.h"
 
 namespace mmrec::apps {
 namespace {
@@ -35,6 +34,7 @@ constexpr auto kOptions = std::to_array<Option>({
 
 }  // namespace
 
+const Program& quantize_program();  // as the list of programs() declares it
 const Program& quantize_program() {
   static constexpr Program kProgram = {.name = "mmrec-quantize",
                                        .does = "make the weights of an MM-Rec model smaller",
@@ -42,26 +42,6 @@ const Program& quantize_program() {
                                        .head = kHead,
                                        .options = kOptions};
   return kProgram;
-}
-
-QuantizeCommand quantize_command(const Arguments& arguments) {
-  QuantizeCommand command;
-  const std::vector<std::string>& folders = arguments.positionals();
-  if (folders.size() != 2) throw UsageError("expected two folders: DIR and OUT");
-  command.from = folders[0];
-  command.to = folders[1];
-  if (!arguments.has("format")) throw UsageError("--format is missing (expected int8, int4 or fp8)");
-  command.options.type = static_cast<QuantizedType>(arguments.choice("format", kQuantizedTypeNames));
-  arguments.refuse_unless(command.options.type == QuantizedType::kInt4, {"group"}, "only with --format int4");
-  command.options.group = static_cast<int>(arguments.integer("group", command.options.group, 64, 65536));
-  command.options.keep = arguments.list("keep");
-  command.calibrate = arguments.file("calibrate");
-  command.eval = arguments.file("eval");
-  command.run = run_options(arguments);
-  command.options.threads = command.run.session.threads;
-  command.quiet = arguments.has("quiet");
-  refuse_lost_files(named_files(arguments, kOptions));
-  return command;
 }
 
 }  // namespace mmrec::apps

@@ -107,10 +107,10 @@ TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
                          {{kTiny, to, "--format", "int3"}, "int8 or int4 or fp8"},
                          {{kTiny, to, "--format", "int8", "--group", "64"}, "--group: only with"},
                          {{kTiny, to, "--format", "int4", "--group", "63"}, "--group"},
-                         {{kTiny, to, "--format", "int4", "--group", "96"}, "multiple of 64"},
+                         {{kTiny, to, "--format", "int4", "--group", "96"}, "--group: found 96"},
                          {{kTiny, kTiny, "--format", "int8"}, "a new or an empty folder"},
                          {{kTiny, to, "--format", "int8", "--calibrate", "-", "--eval", "-"}, "-: given more"},
-                         {{kTiny, to, "--format", "int8", "--keep", "*.W_z", "--keep", "none.*"}, "none.*"},
+                         {{kTiny, to, "--format", "int8", "--keep", "*.W_z", "--keep", "none"}, "--keep: found"},
                          {{kTiny, to, "--format", "int8", "--keep", "*"}, "patterns of every matrix"},
                      });
   expect_refused(run({kQuantize, kUpstream + "/jax", to, "--format", "int8"}), 3, {"no matrix NAME.weight"});
@@ -118,13 +118,29 @@ TEST(Quantize, RefusesWrongUsageAndFoldersThatItCannotTake) {
   expect_refused(run({kQuantize, kTiny, out / "no/q", "--format", "int8"}), 5, {"no/q: cannot create the folder"});
   write_file(out / "empty", "");
   for (const char* option : {"--calibrate", "--eval"}) {
-    expect_refused(run({kQuantize, kTiny, to, "--format", "int8", option, out / "empty"}), 1, {"empty: found no text"});
+    expect_refused(run({kQuantize, kTiny, to, "--format", "int8", option, out / "empty"}), 3, {"empty: found no text"});
   }
   std::filesystem::remove(out / "empty");
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(run({kQuantize, kTiny, to, "--format", "int8"}).code, 0);
   expect_refused(run({kQuantize, to, out / "again", "--format", "int8"}), 3, {"quantised already"});
   EXPECT_EQ(files_in(out.path()), 1);
+}
+
+TEST(Quantize, LeavesNothingWhereItsTableCannotBeWritten) {
+  const TempFolder out;
+  const auto refuse = [&](const std::string& to, const Words& more) {
+    const Words line = words({kQuantize, kTiny, to, "--format", "int8", "-q"}, more);
+    expect_refused(run(words({"/bin/bash", "-c", "exec \"$@\" >/dev/full", "bash"}, line)), 5, {"stdout: cannot write"},
+                   joined(line));
+  };
+  write_file(out / "text", "two words");
+  refuse(out / "new", {});
+  refuse(out / "new", {"--eval", out / "text"});
+  EXPECT_EQ(files_in(out.path()), 1);
+  std::filesystem::create_directory(out / "old");
+  refuse(out / "old", {});
+  EXPECT_EQ(files_in(out / "old"), 0);
 }
 
 TEST(Quantize, SaysWhenTheTextIsTooShortToCalibrate) {

@@ -203,11 +203,9 @@ void try_capabilities(Tally& tally) {
 int leaks(const fs::path& folder) {
   Tally tally;
   const int inherited = ::open((folder / "outside").c_str(), O_RDWR);
-  apps::SandboxFiles files;
-  files.model = folder / "model";
-  files.readable = {folder / "in"};
-  files.outputs = {folder / "out/placed"};
-  apps::restrict_files(files);
+  const std::vector<apps::NamedFile> files = {{{}, folder / "in", apps::Names::kInput},
+                                              {{}, folder / "out/placed", apps::Names::kOutput}};
+  apps::restrict_files(files, folder / "model", false);
   tally.refused("an inherited descriptor", ::write(inherited, "x", 1), EBADF);
   const int input = ::open((folder / "in").c_str(), O_RDONLY | O_CLOEXEC);
   const auto try_all = [&] {
@@ -240,9 +238,7 @@ TEST_F(Sandboxed, ADriverReadsAllButProcessesAndNamesItsThreads) {
   write("outside", "untouched");
   expect_none_in_a_child([&] {
     Tally tally;
-    apps::SandboxFiles files;
-    files.gpu = true;
-    apps::restrict_files(files);
+    apps::restrict_files({}, {}, true);
     std::thread([&] {  // as the driver does
       const std::string comm = "/proc/self/task/" + std::to_string(::gettid()) + "/comm";
       const int fd = ::open(comm.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);

@@ -236,9 +236,11 @@ TEST_F(State, ThePrefixCacheOfABatchInvariantModelCutsAtEndsOfSegments) {
   const Model model = on_cpu(kTiny);
   const Tokenizer tokenizer = Tokenizer::load(kTiny);
   ModelInfo info = model.info();
+  apps::GenerateCommand command;
+  command.prefix_cache = file("cache");
   using Points = std::vector<std::int64_t>;
   const auto points = [&](std::int64_t from, std::int64_t size) {
-    return apps::PrefixCache(file("cache"), 1 << 20, info, {}, tokenizer).checkpoints(from, size);
+    return apps::PrefixCache(command, info, tokenizer).checkpoints(from, size);
   };
   EXPECT_EQ(points(0, 2000), (Points{256, 512, 1024, 2000}));
   info.batch_invariant = true;
@@ -249,7 +251,7 @@ TEST_F(State, ThePrefixCacheOfABatchInvariantModelCutsAtEndsOfSegments) {
   EXPECT_EQ(points(0, 9000), (Points{4096, 8192, 9000}));
 
   info.memory_segment = 10;
-  apps::PrefixCache cache(file("cache"), 1 << 20, info, {}, tokenizer);
+  apps::PrefixCache cache(command, info, tokenizer);
   const std::vector<int> ids = random_tokens(model, 35, 1);
   for (const std::size_t count : {20, 23}) {
     const auto beginning = std::span(ids).first(count);

@@ -46,6 +46,12 @@ TEST(Help, AllOfItBeginsLikeTheFirstPageAndNamesMore) {
   }
 }
 
+TEST(Help, ASubcommandHasThesePagesToo) {
+  const std::string page = run({kPpl, "merge", "--help"}).out;
+  EXPECT_EQ(page.rfind("mmrec-ppl merge", 0), 0U);
+  EXPECT_EQ(run({kPpl, "merge", "--help-all"}).out, page) << "all of its options are common";
+}
+
 TEST(Help, VersionIsOneLine) {
   for (const std::string& program : all_programs()) {
     const Outcome outcome = run({program, "--version"});

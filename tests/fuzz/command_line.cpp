@@ -26,7 +26,7 @@ void check_run(const apps::RunOptions& run) {
 void generate(const apps::Arguments& arguments) {
   const apps::GenerateCommand command = apps::generate_command(arguments);
   check_run(command.run);
-  const mmrec::Sampler takes(command.sampler.over({}));
+  const mmrec::Sampler takes(command.options.sampler);
   require(command.options.max_tokens >= -1 && command.num_samples >= 1 && command.prefix_cache_mb >= 1);
   require(!(command.prompt && command.file) && !(command.quiet && command.verbose));
   for (const std::string& stop : command.options.stop) require(!stop.empty());

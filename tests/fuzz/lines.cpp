@@ -54,7 +54,7 @@ void read_record(std::string_view line) {
   for (const auto& [key, value] : record.identity.items()) require(key.size() <= 20 && value.dump().size() <= 420);
   apps::check_comparable(record.identity, record.identity, "input:1");
   mmrec::PerplexityAccumulator sums;
-  require(apps::RecordSums(sums).add(record) == (record.sums.tokens > 0));
+  require(apps::add_record(record, sums) == (record.sums.tokens > 0));
 }
 
 void read_request(std::string_view line, bool goes_on) {

@@ -69,7 +69,7 @@ def test_arguments(model, tokenizer):
         (TypeError, submit, {"prompt": "Once", "state": "state"}, {"prompt": [1], "start": model}),
         (TypeError, generator.cancel, {"id": True}),
         (ValueError, mmrec.Scorer, {"models": []}),
-        (ValueError, scorers, {"batch": -1}),
+        (ValueError, scorers, {"batch": -1}, {"batch": 65537}),
         (TypeError, scorers, {"batch": True}),
         (ValueError, scorer.score, {"documents": [[1, 2], [3, 99999]]}),
         (TypeError, scorer.score, {"documents": "Once"}, {"documents": 3}),
@@ -142,4 +142,6 @@ def test_a_missing_device_is_named(model):
 def test_a_number_out_of_range_is_told_the_range(model):
     with pytest.raises(ValueError, match=r"seed: found -1, expected 0\.\.18446744073709551615"):
         mmrec.generate("Once", model, seed=-1)
+    with pytest.raises(ValueError, match=r"batch: found -1, expected 0\.\.65536"):
+        mmrec.Scorer(model, batch=-1)
     assert mmrec.generate("Once", model, max_tokens=np.int64(2), seed=2**64 - 1) != ""

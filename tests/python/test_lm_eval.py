@@ -115,6 +115,27 @@ def test_gen_kwargs_without_effect_are_understood_and_others_refused(model):
     assert model.generate_until([Request("Once upon", {"max_gen_toks": 5, **without})]) == plain
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        {"max_gen_toks": "many"},
+        {"max_gen_toks": -5},
+        {"temperature": "hot"},
+        {"temperature": -1},
+        {"temperature": 1.0, "top_k": "x"},
+        {"temperature": 1.0, "top_p": [0.5]},
+        {"until": 5},
+        {"until": ["a", None]},
+    ),
+    ids=str,
+)
+def test_wrong_values_of_gen_kwargs_are_refused_in_a_line(model, wrong):
+    with pytest.raises(plugin.RefusedOptionError, match="^gen_kwargs: [^\n]+$") as fault:
+        model.generate_until([Request("Once upon", wrong)])
+    name, value = list(wrong.items())[-1]
+    assert name[:4] in str(fault.value) and str(value) in str(fault.value)
+
+
 def test_model_args_of_other_models_are_understood():
     found = plugin.MMRecLM.create_from_arg_string("device=cpu,dtype=float32,trust_remote_code=True,max_length=16")
     assert found.max_length == 16 and found.get_model_info()["model_dtype"] == "fp32"

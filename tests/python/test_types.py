@@ -3,11 +3,13 @@ stub."""
 
 import inspect
 import pathlib
+import typing
 
 import pytest
 
 import mmrec
 from conftest import ROOT, python
+from mmrec._options import RequestOptions
 
 pytest.importorskip("mypy")
 
@@ -131,6 +133,11 @@ def test_signatures_name_the_options():
             parameters = inspect.signature(call).parameters.values()
             assert option in [p.name for p in parameters] and all(p.kind is not p.VAR_KEYWORD for p in parameters)
             assert call.__doc__.strip()
+
+
+def test_hints_of_the_options_can_be_asked_for():
+    for options in (mmrec.LoadOptions, mmrec.SessionOptions, mmrec.SamplerOptions, mmrec.GenerateOptions, RequestOptions):
+        assert typing.get_type_hints(options).keys() == options.__annotations__.keys()
 
 
 def test_the_defaults_that_signatures_show_are_the_engines(tokenizer):

@@ -20,8 +20,7 @@ SUBCOMMANDS = {"mmrec-ppl": ["merge"]}
 
 def options_of(program, *words):
     """Long options of a program's longest help."""
-    page = "--help" if words else "--help-all"
-    text = subprocess.run([PROGRAMS[program], *words, page], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run([PROGRAMS[program], *words, "--help-all"], check=True, capture_output=True, text=True).stdout
     return set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text))
 
 

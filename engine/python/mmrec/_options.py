@@ -4,15 +4,20 @@ What must stay true: the names and defaults are those of the engine (engine/pyth
 """
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Optional, TypedDict, TypeVar, Union
 
+import numpy.typing as npt  # noqa: F401 get_type_hints() looks for what types below name
+
 from . import _mmrec
+from ._results import GenerateResult  # noqa: F401
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+if sys.version_info >= (3, 12):
+    from collections.abc import Buffer
+elif TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from ._results import GenerateResult
+else:
+    Buffer = Any
 
 F = TypeVar("F", bound=Callable[..., Any])
 

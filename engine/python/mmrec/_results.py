@@ -1,8 +1,10 @@
-"""Results of calls, as dataclasses that can be pickled; the bundled model; how a model comes back from a pickle."""
+"""Results of calls, as dataclasses that can be pickled, and what the extension leaves to Python: token ids, errors of
+the system, the bundled model, pickles."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from typing import Any, Optional
 
@@ -93,6 +95,25 @@ class PerplexitySummary:
     word_ppl: float  #: exp(nll / words)
     byte_ppl: float  #: exp(nll / bytes)
     nll_m2: float  #: summed squares of the deviations of tokens' losses from their mean
+
+
+def ids_of(value: Any, what: str) -> npt.NDArray[np.int32]:
+    """Token ids of anything that NumPy converts, in their shape. Raises TypeError, and ValueError beyond 32 bits."""
+    array = np.asarray(value)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int32)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: found {array.dtype.name}, expected integers")
+    if array.size and not (-(1 << 31) <= int(array.min()) and int(array.max()) < 1 << 31):
+        raise ValueError(f"{what}: found an integer that is no token id (beyond 32 bits)")
+    return np.ascontiguousarray(array, np.int32).reshape(array.shape)
+
+
+def os_error(number: int, reason: str, message: bytes) -> OSError:
+    """The engine's "PATH: what: reason" as an OSError."""
+    path, colon, what = message.removesuffix(f": {reason}".encode()).rpartition(b": ")
+    text = f"{what.decode('utf-8', 'replace')}: {reason}" if colon else reason
+    return OSError(number, text, os.fsdecode(path if colon else what))
 
 
 def bundled_model() -> pathlib.Path:

@@ -7,12 +7,13 @@ in one pass; the result of a request does not depend on the requests scored with
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
 import os
 import sys
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Iterator, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,24 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 
 class RefusedOptionError(ValueError):
     """An option of the harness that these models cannot follow, in one line."""
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Makes an error in a value of the harness a RefusedOptionError that begins with `what`."""
+    try:
+        yield
+    except RefusedOptionError:
+        raise
+    except (TypeError, ValueError) as fault:
+        raise RefusedOptionError(f"{what}: {fault}") from fault
+
+
+def _number(kind: type, name: str, value: Any) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise RefusedOptionError(f"gen_kwargs: {name}: found {value!r}, expected a number") from None
 
 
 class _Pair:
@@ -131,9 +150,8 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
         if given.get("device") == "cuda:0":
             given["device"] = "auto"
         try:
-            return cls(**{**given, **arg_dict})
-        except (TypeError, ValueError) as fault:
-            raise RefusedOptionError(f"model_args: {fault}") from fault
+            with _refusing("model_args"):
+                return cls(**{**given, **arg_dict})
         except OSError as fault:
             raise _mmrec.ModelError(f"{fault.filename}: {fault.strerror}") from fault
 
@@ -212,7 +230,9 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
                 if kept < 1:
                     raise RefusedOptionError(f"max_length: found {self.max_length}, expected more than max_gen_toks")
                 prompts = [prompt[-kept:] for prompt in prompts]
-            for index, text in zip(indices, self._generate(prompts, options)):
+            with _refusing("gen_kwargs"):
+                found = self._generate(prompts, options)
+            for index, text in zip(indices, found):
                 texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return texts
@@ -280,15 +300,18 @@ class MMRecLM(LM):  # type: ignore[misc,unused-ignore]
             if name in left and neutral in (None, left[name]):
                 del left[name]
         until = left.pop("until", [])
+        stops = [until] if isinstance(until, str) else until
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+            raise RefusedOptionError(f"gen_kwargs: until: found {until!r}, expected a string or a list of strings")
         most = self.max_gen_toks
         for name in ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks"):
-            most = int(left.pop(name, most))
+            most = _number(int, name, left.pop(name, most))
         temperature = left.pop("temperature", None)
         sampled = left.pop("do_sample", bool(temperature))
         options: dict[str, Any] = {
-            "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
+            "stop": [stop for stop in stops if stop],
             "max_tokens": most,
-            "temperature": (1.0 if temperature is None else float(temperature)) if sampled else 0.0,
+            "temperature": (1.0 if temperature is None else _number(float, "temperature", temperature)) if sampled else 0.0,
             **{name: off for name, _, off, _ in _mmrec.sampler_options if off is not None},
             "logprobs": False,
         }

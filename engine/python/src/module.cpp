@@ -2,6 +2,7 @@
 // exceptions to those that users of Python expect. And the end of the interpreter, when no call of another thread may
 // be under way (binding.h).
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <pthread.h>
 
@@ -19,32 +20,20 @@
 namespace mmrec::python {
 namespace {
 
-struct Types {
-  PyObject* model_error = nullptr;
-  PyObject* numeric_error = nullptr;
-  PyObject* device_unavailable = nullptr;
-  PyObject* cuda_error = nullptr;
-};
-
-/// OSError or the subclass of it that errno chooses. The engine's messages are "PATH: what: reason".
-void set_os_error(const std::system_error& error) {
-  std::string message = error.what();
-  const std::string reason = ": " + error.code().message();
-  if (message.ends_with(reason)) message.resize(message.size() - reason.size());
-  const std::size_t colon = message.rfind(": ");
-  const std::string path = message.substr(0, colon);
-  const std::string text = colon == std::string::npos ? error.code().message() : message.substr(colon + 2) + reason;
-  // Built by hand: a path need not be UTF-8.
-  PyObject* name = PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size()));
-  if (name == nullptr) return;
-  PyObject* made = PyObject_CallFunction(PyExc_OSError, "isN", error.code().value(), text.c_str(), name);
-  if (made == nullptr) return;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made)), made);
-  Py_DECREF(made);
+/// Raises an error of the module.
+void raise(const char* type, const std::exception& error) {
+  PyErr_SetString(nb::module_::import_("mmrec._mmrec").attr(type).ptr(), error.what());
 }
 
-void translate(const std::exception_ptr& thrown, void* payload) {
-  const Types& types = *static_cast<const Types*>(payload);
+/// OSError or the subclass of it that errno chooses.
+void raise_os_error(const std::system_error& error) {
+  const std::string message = error.what();  // its path need not be UTF-8
+  const nb::object made =
+      result("os_error")(error.code().value(), error.code().message(), nb::bytes(message.data(), message.size()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const nb::builtin_exception&) {
@@ -52,43 +41,39 @@ void translate(const std::exception_ptr& thrown, void* payload) {
   } catch (const InterpreterEnds& end) {
     PyErr_SetString(PyExc_SystemExit, end.what());
   } catch (const NumericError& error) {
-    PyErr_SetString(types.numeric_error, error.what());
+    raise("NumericError", error);
   } catch (const DeviceUnavailable& error) {
-    PyErr_SetString(types.device_unavailable, error.what());
+    raise("DeviceUnavailable", error);
   } catch (const std::system_error& error) {
     const std::error_category& category = error.code().category();
     if (category == std::generic_category() || category == std::system_category()) {
-      set_os_error(error);
+      raise_os_error(error);
     } else {
-      PyErr_SetString(types.cuda_error, error.what());
+      raise("CudaError", error);
     }
   } catch (const std::bad_cast&) {
     PyErr_SetString(PyExc_TypeError, "an argument is of a type that this call does not take");
   } catch (const std::runtime_error& error) {
-    PyErr_SetString(types.model_error, error.what());
+    raise("ModelError", error);
   }  // nanobind translates the others: std::invalid_argument to ValueError, a plain std::logic_error to RuntimeError
 }
 
 void bind_errors(nb::module_& m) {
-  static Types types;  // lives as long as the module, which is never unloaded
   const auto add = [&m](const char* name, const char* doc, PyObject* base) {
     PyObject* type = PyErr_NewExceptionWithDoc((std::string("mmrec.") + name).c_str(), doc, base, nullptr);
     if (type == nullptr) nb::raise_python_error();
-    m.attr(name) = nb::handle(type);
-    return type;
+    m.attr(name) = nb::steal(type);
   };
-  types = {.model_error = add("ModelError",
-                              "A file or a saved state is malformed, damaged or of another model; the message names "
-                              "file, field, found and expected.",
-                              PyExc_RuntimeError),
-           .numeric_error =
-               add("NumericError", "A NaN or an infinity where a finite number must be; the message names the step.",
-                   PyExc_ArithmeticError),
-           .device_unavailable =
-               add("DeviceUnavailable", "The device that was asked for cannot be used; the message names the reason.",
-                   PyExc_RuntimeError),
-           .cuda_error = add("CudaError", "A call of CUDA failed.", PyExc_RuntimeError)};
-  nb::register_exception_translator(translate, &types);
+  add("ModelError",
+      "A file or a saved state is malformed, damaged or of another model; the message names file, field, found and "
+      "expected.",
+      PyExc_RuntimeError);
+  add("NumericError", "A NaN or an infinity where a finite number must be; the message names the step.",
+      PyExc_ArithmeticError);
+  add("DeviceUnavailable", "The device that was asked for cannot be used; the message names the reason.",
+      PyExc_RuntimeError);
+  add("CudaError", "A call of CUDA failed.", PyExc_RuntimeError);
+  nb::register_exception_translator(translate);
 }
 
 struct Ending {

@@ -35,6 +35,7 @@ void init(PyScorer* self, nb::handle models, nb::handle batch, bool whole_calls,
           nb::kwargs options) {
   ScorerOptions given;
   given.batch = integer_of<int>(batch, "batch");
+  if (given.batch < 0 || given.batch > 65536) refuse("batch", "found {}, expected 0..65536", given.batch);
   given.whole_calls = whole_calls;
   given.session = take_session_options(options);
   expect_no_more(options, "Scorer");

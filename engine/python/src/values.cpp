@@ -7,8 +7,6 @@
 #include <nanobind/stl/string_view.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
 #include <type_traits>
 
@@ -16,13 +14,6 @@
 
 namespace mmrec::python {
 namespace {
-
-constexpr long kMaxId = std::numeric_limits<int>::max();
-constexpr long kMinId = std::numeric_limits<int>::min();
-
-[[noreturn]] void refuse_range(const char* what) {
-  refuse(what, "found an integer that is no token id (beyond 32 bits)");
-}
 
 /// Ids of a list of ints; false where it holds anything else.
 bool append_list(nb::handle value, std::vector<int>& ids, const char* what) {
@@ -35,7 +26,9 @@ bool append_list(nb::handle value, std::vector<int>& ids, const char* what) {
     if (!PyLong_CheckExact(item.ptr())) return false;
     int overflow = 0;
     const long id = PyLong_AsLongAndOverflow(item.ptr(), &overflow);
-    if (overflow != 0 || id < kMinId || id > kMaxId) refuse_range(what);
+    if (overflow != 0 || id < std::numeric_limits<int>::min() || id > std::numeric_limits<int>::max()) {
+      refuse(what, "found an integer that is no token id (beyond 32 bits)");
+    }
     ids.push_back(static_cast<int>(id));
   }
   return true;
@@ -65,23 +58,9 @@ Tokens tokens_of(nb::handle value, const char* what) {
     return tokens;
   }
   tokens.ids.clear();
-  nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu> array;
-  if (!nb::try_cast(nb::borrow(value), array, false)) {
-    const nb::module_ numpy = nb::module_::import_("numpy");
-    nb::object made = numpy.attr("asarray")(value);
-    const std::string kind = nb::str(made.attr("dtype").attr("kind")).c_str();
-    const bool empty = nb::cast<std::size_t>(made.attr("size")) == 0;
-    if (kind != "i" && kind != "u" && !(empty && kind == "f")) {
-      refuse_type(what, "found {}, expected integers", nb::str(made.attr("dtype").attr("name")).c_str());
-    }
-    if (!empty && nb::cast<std::size_t>(made.attr("dtype").attr("itemsize")) >= sizeof(std::int32_t)) {
-      const nb::object least = made.attr("min")();
-      const nb::object most = made.attr("max")();
-      if (least < nb::int_(kMinId) || most > nb::int_(kMaxId)) refuse_range(what);
-    }
-    made = numpy.attr("ascontiguousarray")(made, "int32").attr("reshape")(made.attr("shape"));
-    array = nb::cast<nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>>(made, false);
-  }
+  using Ids = nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>;
+  Ids array;
+  if (!nb::try_cast(nb::borrow(value), array, false)) array = nb::cast<Ids>(result("ids_of")(value, what), false);
   for (std::size_t i = 0; i < array.ndim(); ++i) tokens.shape.push_back(array.shape(i));
   tokens.ids.assign(array.data(), array.data() + array.size());
   return tokens;
@@ -233,9 +212,8 @@ nb::object sampler_options() {
   for (const SamplerOption& option : kSamplerOptions) {
     const nb::object value = option.visit(defaults, []<class T>(const T& of) -> nb::object {
       if constexpr (!std::is_same_v<T, float>) return nb::int_(of);
-      std::array<char, 32> digits{};  // the fewest that give the float back: 0.8, not 0.800000011920929
-      std::to_chars(digits.data(), digits.data() + digits.size() - 1, of);
-      return nb::float_(nb::str(digits.data()));
+      // By the fewest digits that give the float back: 0.8, not 0.800000011920929.
+      return nb::float_(nb::str(fmt::format("{}", of).c_str()));
     });
     const nb::object off = option.off ? value.type()(*option.off) : nb::none();
     all.append(nb::make_tuple(option.name, value, off, option.in_programs() ? nb::cast(option.help) : nb::none()));
