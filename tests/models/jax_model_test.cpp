@@ -96,13 +96,7 @@ TEST(JaxWeights, TypesThatDisagreeAreWidened) {
   Edited folder;
   test::EditableTensor& tensor = folder.checkpoint.at("block_0.W_g_z.kernel");
   const std::vector<float> before = values(folder.load().layers[0].gate_z);
-  std::string narrow;
-  for (std::size_t i = 0; i < 32 * 32; ++i) {
-    const std::uint16_t bits = kernels::from_float<kernels::BFloat16>(tensor.at(i)).bits;
-    narrow.append(reinterpret_cast<const char*>(&bits), 2);
-  }
-  tensor.bytes = narrow;
-  tensor.dtype = "BF16";
+  tensor.narrow<kernels::BFloat16>();
   const mmrec_jax::HostWeights weights = folder.load();
   const HostMatrix& matrix = weights.layers[0].gate_z;
   EXPECT_EQ(matrix.format, kernels::DType::kBF16);

@@ -171,7 +171,6 @@ TEST(SafetensorsHeader, ShapeProductOverflows) {
   expect_says(refusal(one(many + "]", "[0,4]"), 4), {"more than 8 dimensions"});
 }
 
-/// `count` empty tensors.
 TEST(SafetensorsHeader, EveryTruncationIsRefused) {
   const std::string header = R"({"__metadata__":{"format":"pt"},"a":)" + entry("F32", "[2,2]", "[0,16]") + R"(,"b":)" +
                              entry("BF16", "[3]", "[16,22]") + "}";
