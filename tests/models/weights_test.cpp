@@ -282,14 +282,6 @@ TEST(Weights, NonFiniteValuesAreNamed) {
   }
 }
 
-TEST(Weights, LargestFiniteValuesAreFine) {
-  Edited edited("mdi");
-  edited.checkpoint.at("blocks.0.W_q.weight").set(0, std::numeric_limits<float>::max());
-  edited.checkpoint.at("blocks.0.W_q.weight").set(1, -std::numeric_limits<float>::max());
-  edited.checkpoint.at("blocks.0.W_q.weight").set(2, std::numeric_limits<float>::denorm_min());
-  EXPECT_NO_THROW(edited.load());
-}
-
 TEST(Weights, UnusedRowsOfAFusedProjectionAreNotScanned) {
   Edited edited("hem");
   edited.checkpoint.at("blocks.0.W_fused.weight").set(9216, std::numeric_limits<float>::quiet_NaN());
