@@ -4,57 +4,26 @@
 
 #include <deque>
 
-#include "kernels/tensor.h"
 #include "mmrec/kernels.h"
-#include "models/files/elements.h"
-#include "tests/support/prelude.h"
+#include "tests/ops/testing.h"
 
 namespace mmrec::test {
 
-inline std::vector<float> random_values(std::size_t count, double low, double high, unsigned seed) {
-  std::mt19937 rng(seed);
-  std::uniform_real_distribution<double> draw(low, high);
-  std::vector<float> values(count);
-  for (float& x : values) x = static_cast<float>(draw(rng));
-  return values;
-}
+using kernels::BFloat16;
+using kernels::Float16;
+using kernels::test::largest_error;
+using kernels::test::random_uniform;
+using kernels::test::widened;
 
-constexpr kernels::DType dtype_of(ElementType type) {
-  using enum kernels::DType;
-  return type == ElementType::kF32 ? kF32 : type == ElementType::kF16 ? kF16 : kBF16;
-}
-constexpr std::size_t size_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
-
-/// Values as bytes of an element type, and back.
-inline std::vector<std::uint8_t> encode(ElementType type, const std::vector<float>& values) {
-  std::vector<std::uint8_t> bytes(values.size() * size_of(type));
-  models::convert(reinterpret_cast<const std::byte*>(values.data()), values.size(), kernels::DType::kF32,
-                  reinterpret_cast<std::byte*>(bytes.data()), dtype_of(type));
-  return bytes;
-}
-inline std::vector<float> decode(ElementType type, const std::vector<std::uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / size_of(type));
-  models::convert(reinterpret_cast<const std::byte*>(bytes.data()), values.size(), dtype_of(type),
-                  reinterpret_cast<std::byte*>(values.data()), kernels::DType::kF32);
-  return values;
-}
-
+template <class T>
+inline constexpr ElementType kElementType = std::is_same_v<T, float>     ? ElementType::kF32
+                                            : std::is_same_v<T, Float16> ? ElementType::kF16
+                                                                         : ElementType::kBF16;
 /// Half a unit in the last place of a result, relative, and what sums are allowed besides.
-inline double tolerance(ElementType type) {
-  return type == ElementType::kF32 ? 2e-5 : type == ElementType::kF16 ? 0x1p-11 + 2e-5 : 0x1p-8 + 2e-5;
-}
-
-inline void expect_close(const std::vector<float>& got, const std::vector<double>& want, double bound,
-                         const char* what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double difference = std::abs(static_cast<double>(got[i]) - want[i]);
-    ASSERT_LE(difference, bound * (1.0 + std::abs(want[i]))) << what << ", element " << i;  // false for NaN
-  }
-}
+template <class T>
+inline constexpr double kKernelBound = (sizeof(T) == 4 ? 0.0 : kernels::test::kHalfUnit<T>)+2e-5;
 
 struct KernelCase {
-  ElementType type;
   SequenceShape shape;
   bool heads_inside;       // [batch, time, heads, dim] instead of [batch, heads, time, dim]
   bool backwards = false;  // the first step lies last
@@ -70,10 +39,8 @@ struct KernelCase {
   }
   /// The address of the first step of what lies at `data`.
   template <class T>
-  T* begin(T* data, std::size_t element_size) const {
-    const std::int64_t last = backwards ? (shape.time - 1) * -strides().time : 0;
-    auto* const bytes = static_cast<std::uint8_t*>(static_cast<void*>(data));
-    return static_cast<T*>(static_cast<void*>(bytes + last * static_cast<std::int64_t>(element_size)));
+  T* begin(T* data) const {
+    return data + (backwards ? (shape.time - 1) * -strides().time : 0);
   }
   /// Index of (channel over [batch, heads, dim], time).
   std::size_t at(std::size_t channel, std::int64_t t) const {
@@ -97,12 +64,21 @@ class Arena {
   /// Waits for the context's work first.
   virtual Bytes get(const void* data, std::size_t size) = 0;
 
-  void* poisoned(std::size_t size) { return put(Bytes(size, 0xff)); }
-  float* put_floats(const std::vector<float>& values) {
-    return static_cast<float*>(put(encode(ElementType::kF32, values)));
+  template <class T>
+  T* put_all(const std::vector<T>& values) {
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(values.data());
+    return static_cast<T*>(put({bytes, bytes + values.size() * sizeof(T)}));
   }
-  std::vector<float> get_floats(const float* data, std::size_t count) {
-    return decode(ElementType::kF32, get(data, count * sizeof(float)));
+  template <class T>
+  T* unwritten(std::size_t count) {
+    return put_all(std::vector<T>(count, kernels::test::nan_of<T>()));
+  }
+  template <class T>
+  std::vector<T> get_all(const T* data, std::size_t count) {
+    const Bytes bytes = get(data, count * sizeof(T));
+    std::vector<T> values(count);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
   }
 };
 
@@ -119,22 +95,21 @@ class HostArena final : public Arena {
 };
 
 /// All three scans, from carries to carries, against their equations.
-inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& c) {
-  const std::size_t size = size_of(c.type);
+template <class T>
+void check_scans(KernelContext& context, Arena& arena, const KernelCase& c) {
   const std::size_t n = c.elements();
-  const auto input = [&](double low, double high, unsigned seed) {
-    const Arena::Bytes bytes = encode(c.type, random_values(n, low, high, seed));
-    return std::pair{arena.put(bytes), decode(c.type, bytes)};
+  const auto input = [&](double low, double high, std::uint64_t stream) {
+    const std::vector<T> values = random_uniform<T>(n, low, high, stream);
+    return std::pair{arena.put_all(values), widened(values)};
   };
-  const std::vector<float> carry = random_values(c.channels(), -1.0, 0.0, 4);
-  const float* const carry_in = arena.put_floats(carry);
-  auto* const carry_out = static_cast<float*>(arena.poisoned(c.channels() * sizeof(float)));
-  void* const out = arena.poisoned(n * size);
-  const double bound = tolerance(c.type);
+  const std::vector<float> carry = random_uniform<float>(c.channels(), -1.0, 0.0, 4);
+  const float* const carry_in = arena.put_all(carry);
+  float* const carry_out = arena.unwritten<float>(c.channels());
+  T* const out = arena.unwritten<T>(n);
   std::vector<double> want(n), last(c.channels());
   const auto compare = [&](const char* what) {
-    expect_close(decode(c.type, arena.get(out, n * size)), want, bound, what);
-    expect_close(arena.get_floats(carry_out, c.channels()), last, 2e-5, what);
+    EXPECT_LE(largest_error(arena.get_all(out, n), want), kKernelBound<T>) << what;
+    EXPECT_LE(largest_error(arena.get_all(carry_out, c.channels()), last), 2e-5) << what;
   };
   // state = step(index, state) for every sequence in order of time.
   const auto walk = [&](auto step) {
@@ -146,130 +121,123 @@ inline void check_scans(KernelContext& context, Arena& arena, const KernelCase& 
   };
 
   const auto [gamma, gamma_values] = input(0.9, 1.0, 1);
-  auto* const log_y = static_cast<float*>(arena.poisoned(n * sizeof(float)));
+  float* const log_y = arena.unwritten<float>(n);
   exp_product_scan(context, {.shape = c.shape,
-                             .type = c.type,
-                             .gamma = c.begin(gamma, size),
+                             .type = kElementType<T>,
+                             .gamma = c.begin(gamma),
                              .gamma_strides = c.strides(),
-                             .y = c.begin(out, size),
+                             .y = c.begin(out),
                              .y_strides = c.strides(),
-                             .log_y = c.begin(log_y, sizeof(float)),
+                             .log_y = c.begin(log_y),
                              .log_y_strides = c.strides(),
                              .carry_in = carry_in,
                              .carry_out = carry_out});
   std::vector<double> logs(n);
   walk([&, &values = gamma_values](std::size_t i, double state) {
-    logs[i] = state + std::clamp(std::log(static_cast<double>(values[i]) + 1e-8), -50.0, 0.0);
+    logs[i] = state + std::clamp(std::log(values[i] + 1e-8), -50.0, 0.0);
     want[i] = std::exp(logs[i]);
     return logs[i];
   });
   compare("exp_product_scan");
-  expect_close(arena.get_floats(log_y, n), logs, 2e-5, "log_y of exp_product_scan");
+  EXPECT_LE(largest_error(arena.get_all(log_y, n), logs), 2e-5) << "log_y of exp_product_scan";
 
   const auto [x, x_values] = input(-3.0, 3.0, 2);
   logsumexp_scan(context, {.shape = c.shape,
-                           .type = c.type,
-                           .x = c.begin(x, size),
+                           .type = kElementType<T>,
+                           .x = c.begin(x),
                            .x_strides = c.strides(),
-                           .y = c.begin(out, size),
+                           .y = c.begin(out),
                            .y_strides = c.strides(),
                            .carry_in = carry_in,
                            .carry_out = carry_out});
   walk([&, &values = x_values](std::size_t i, double state) {
-    const double value = static_cast<double>(values[i]);
-    return want[i] = std::max(state, value) + std::log1p(std::exp(-std::abs(state - value)));
+    return want[i] = std::max(state, values[i]) + std::log1p(std::exp(-std::abs(state - values[i])));
   });
   compare("logsumexp_scan");
 
   const auto [log_a, log_a_values] = input(-0.5, 0.05, 3);
   const auto [b, b_values] = input(-1.0, 1.0, 5);
   decay_scan(context, {.shape = c.shape,
-                       .type = c.type,
-                       .log_a = c.begin(log_a, size),
+                       .type = kElementType<T>,
+                       .log_a = c.begin(log_a),
                        .log_a_strides = c.strides(),
-                       .b = c.begin(b, size),
+                       .b = c.begin(b),
                        .b_strides = c.strides(),
-                       .h = c.begin(out, size),
+                       .h = c.begin(out),
                        .h_strides = c.strides(),
                        .carry_in = carry_in,
                        .carry_out = carry_out});
   walk([&, &a = log_a_values, &add = b_values](std::size_t i, double state) {
-    return want[i] = std::exp(static_cast<double>(a[i])) * state + static_cast<double>(add[i]);
+    return want[i] = std::exp(a[i]) * state + add[i];
   });
   compare("decay_scan");
 }
 
 /// Log-probs of [rows, vocab] logits whose rows lie `stride` apart, and their derivative, against their equations.
-inline void check_logprobs(KernelContext& context, Arena& arena, ElementType type, IndexType index, std::int64_t rows,
-                           std::int64_t vocab, std::int64_t stride) {
-  const auto n = static_cast<std::size_t>(rows);
-  const auto v = static_cast<std::size_t>(vocab);
-  const auto row = static_cast<std::size_t>(stride);
-  const std::size_t size = size_of(type);
-  const Arena::Bytes bytes = encode(type, random_values(n * row, -8.0, 8.0, 6));
-  const std::vector<float> logits = decode(type, bytes);
-  const std::vector<float> grad = random_values(n, -2.0, 2.0, 7);
-  std::vector<std::int64_t> targets(n);
-  for (std::size_t r = 0; r < n; ++r) targets[r] = static_cast<std::int64_t>((r * 7919 + 3) % v);
-  Arena::Bytes raw(n * (index == IndexType::kInt32 ? 4 : 8));
-  for (std::size_t r = 0; r < n; ++r) {
-    const auto narrow = static_cast<std::int32_t>(targets[r]);
-    if (index == IndexType::kInt32) std::memcpy(raw.data() + r * 4, &narrow, 4);
-    if (index == IndexType::kInt64) std::memcpy(raw.data() + r * 8, &targets[r], 8);
-  }
-
-  const void* const logits_there = arena.put(bytes);
-  const void* const targets_there = arena.put(raw);
-  auto* const out = static_cast<float*>(arena.poisoned(n * sizeof(float)));
+template <class T, class Index>
+void check_logprobs(KernelContext& context, Arena& arena, std::int64_t rows, std::int64_t vocab, std::int64_t stride) {
+  constexpr IndexType kIndex = sizeof(Index) == 4 ? IndexType::kInt32 : IndexType::kInt64;
+  const auto n = static_cast<std::size_t>(rows), v = static_cast<std::size_t>(vocab);
+  const std::vector<T> logits = random_uniform<T>(static_cast<std::size_t>(rows * stride), -8.0, 8.0, 6);
+  const std::vector<float> grad = random_uniform<float>(n, -2.0, 2.0, 7);
+  std::vector<Index> targets(n);
+  for (std::size_t r = 0; r < n; ++r) targets[r] = static_cast<Index>((r * 7919 + 3) % v);
+  const T* const logits_there = arena.put_all(logits);
+  const Index* const targets_there = arena.put_all(targets);
+  float* const out = arena.unwritten<float>(n);
   token_logprobs(context, {.rows = rows,
                            .vocab = vocab,
-                           .type = type,
+                           .type = kElementType<T>,
                            .logits = logits_there,
                            .row_stride = stride,
-                           .target_type = index,
+                           .target_type = kIndex,
                            .targets = targets_there,
                            .logprobs = out});
-  void* const d_logits = arena.poisoned(n * v * size);
+  T* const d_logits = arena.unwritten<T>(n * v);
   token_logprobs_backward(context, {.rows = rows,
                                     .vocab = vocab,
-                                    .type = type,
+                                    .type = kElementType<T>,
                                     .logits = logits_there,
                                     .row_stride = stride,
-                                    .target_type = index,
+                                    .target_type = kIndex,
                                     .targets = targets_there,
-                                    .grad = arena.put_floats(grad),
+                                    .grad = arena.put_all(grad),
                                     .d_logits = d_logits});
-  std::vector<double> want(n), d_want(n * v);
+  const std::vector<double> wide = widened(logits);
+  std::vector<double> want, d_want;
   for (std::size_t r = 0; r < n; ++r) {
+    const double* const row = wide.data() + static_cast<std::int64_t>(r) * stride;
     double sum = 0.0;
-    for (std::size_t i = 0; i < v; ++i) sum += std::exp(static_cast<double>(logits[r * row + i]));
-    want[r] = static_cast<double>(logits[r * row + static_cast<std::size_t>(targets[r])]) - std::log(sum);
+    for (std::size_t i = 0; i < v; ++i) sum += std::exp(row[i]);
+    want.push_back(row[targets[r]] - std::log(sum));
     for (std::size_t i = 0; i < v; ++i) {
-      const double p = std::exp(static_cast<double>(logits[r * row + i])) / sum;
-      const double delta = static_cast<std::int64_t>(i) == targets[r] ? 1.0 : 0.0;
-      d_want[r * v + i] = static_cast<double>(grad[r]) * (delta - p);
+      const double delta = static_cast<Index>(i) == targets[r] ? 1.0 : 0.0;
+      d_want.push_back(static_cast<double>(grad[r]) * (delta - std::exp(row[i]) / sum));
     }
   }
-  expect_close(arena.get_floats(out, n), want, 1e-5, "token_logprobs");
-  expect_close(decode(type, arena.get(d_logits, n * v * size)), d_want, tolerance(type), "token_logprobs_backward");
+  EXPECT_LE(largest_error(arena.get_all(out, n), want), 1e-5) << "token_logprobs";
+  EXPECT_LE(largest_error(arena.get_all(d_logits, n * v), d_want), kKernelBound<T>) << "token_logprobs_backward";
 }
 
 /// Every case of both. `arena()` makes memory that lives for one of them.
 template <class MakeArena>
 void check_kernels(KernelContext& context, const MakeArena& arena) {
   const SequenceShape shapes[] = {{1, 1, 1, 1}, {2, 1, 300, 7}, {1, 3, 33, 48}};
-  for (const ElementType type : {ElementType::kF32, ElementType::kF16, ElementType::kBF16}) {
+  const auto check_type = [&]<class T>(T) {
+    SCOPED_TRACE(sizeof(T));
     for (int i = 0; i < 12; ++i) {
       auto memory = arena();
-      check_scans(context, memory, KernelCase{type, shapes[i / 4], i % 2 == 1, i / 2 % 2 == 1});
+      check_scans<T>(context, memory, {shapes[i / 4], i % 2 == 1, i / 2 % 2 == 1});
     }
-    for (const IndexType index : {IndexType::kInt32, IndexType::kInt64}) {
-      for (const std::int64_t vocab : {1, 2, 257, 5000}) {
-        auto memory = arena();
-        check_logprobs(context, memory, type, index, 5, vocab, vocab + vocab % 2 * 3);
-      }
+    for (const std::int64_t vocab : {1, 2, 257, 5000}) {
+      auto memory = arena();
+      check_logprobs<T, std::int32_t>(context, memory, 5, vocab, vocab + vocab % 2 * 3);
+      check_logprobs<T, std::int64_t>(context, memory, 5, vocab, vocab + vocab % 2 * 3);
     }
-  }
+  };
+  check_type(float{});
+  check_type(Float16{});
+  check_type(BFloat16{});
 }
 
 }  // namespace mmrec::test

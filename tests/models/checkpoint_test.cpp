@@ -51,6 +51,14 @@ std::string tensor(const std::string& name, int begin, int elements) {
          std::to_string(4 * begin) + "," + std::to_string(4 * (begin + elements)) + "]}";
 }
 
+/// The header of so many tensors without an element, whose names begin so.
+std::string empty_tensors(const std::string& prefix, std::size_t count) {
+  std::string header = "{";
+  for (std::size_t i = 0; i < count; ++i) header += tensor(prefix + std::to_string(i), 0, 0) + ",";
+  header.back() = '}';
+  return header;
+}
+
 /// A folder of two shards: "a" and "b" in the first, "c" in the second.
 struct Shards : TempFolder {
   Shards() {
@@ -188,18 +196,31 @@ TEST(Checkpoint, ShardNamesArePlain) {
   }
 }
 
-TEST(Checkpoint, MissingShard) {
-  const Shards folder;
-  fs::remove(folder / "2.safetensors");
-  expect_says(refusal_of(folder), {"index.json", "names the shard \"2.safetensors\", which is missing"});
-}
-
-TEST(Checkpoint, ShardLinksOutOfTheFolder) {
-  const Shards folder;
+TEST(Checkpoint, ShardsThatAreNone) {
   const TempFolder outside;
-  fs::rename(folder / "2.safetensors", outside / "2.safetensors");
-  fs::create_symlink(outside / "2.safetensors", folder / "2.safetensors");
-  expect_says(refusal_of(folder), {"2.safetensors", "link out of the model folder"});
+  struct Case {
+    std::function<void(const fs::path& shard)> make;  // in place of the second shard
+    std::initializer_list<std::string_view> says;
+  };
+  const Case cases[] = {
+      {[](const fs::path&) {}, {"index.json", "names the shard \"2.safetensors\", which is missing"}},
+      {[&](const fs::path& shard) {
+         write_file(outside / "2.safetensors", safetensors_bytes("{" + tensor("c", 0, 1) + "}", "\x01\x02\x03\x04"));
+         fs::create_symlink(outside / "2.safetensors", shard);
+       },
+       {"2.safetensors", "link out of the model folder"}},
+      {[](const fs::path& shard) {
+         write_file(shard,
+                    safetensors_bytes("{" + tensor("c", 0, 1) + "," + tensor("a", 1, 1) + "}", std::string(8, '\0')));
+       },
+       {"a: is also in"}},
+      {[](const fs::path& shard) { ASSERT_EQ(::mkfifo(shard.c_str(), 0600), 0); }, {"found a FIFO"}}};
+  const Shards folder;
+  for (const Case& c : cases) {
+    fs::remove(folder / "2.safetensors");
+    c.make(folder / "2.safetensors");
+    expect_says(refusal_of(folder), c.says);
+  }
   fs::remove(folder / "2.safetensors");
   fs::create_symlink("2.safetensors", folder / "2.safetensors");  // a loop
   EXPECT_THROW(Checkpoint::open(folder.path()), std::system_error);
@@ -236,13 +257,6 @@ TEST(Checkpoint, LinksToTheBlobsOfItsCacheWork) {
   expect_says(refusal, {"1.safetensors", "link out of the model folder"});
 }
 
-TEST(Checkpoint, SameTensorInTwoShards) {
-  const Shards folder;
-  write_file(folder / "2.safetensors",
-             safetensors_bytes("{" + tensor("c", 0, 1) + "," + tensor("a", 1, 1) + "}", std::string(8, '\0')));
-  expect_says(refusal_of(folder), {"a: is also in"});
-}
-
 TEST(Checkpoint, FolderFifoAndDevice) {
   const TempFolder folder;
   fs::create_directory(folder / "model.safetensors");
@@ -253,14 +267,6 @@ TEST(Checkpoint, FolderFifoAndDevice) {
   fs::remove(folder / "model.safetensors");
   fs::create_symlink("/dev/zero", folder / "model.safetensors");
   expect_says(refusal_of(folder), {"found a device, expected a regular file"});
-}
-
-TEST(Checkpoint, FifoAsIndexOrShard) {
-  const Shards folder;
-  fs::remove(folder / "2.safetensors");
-  ASSERT_EQ(::mkfifo((folder / "2.safetensors").c_str(), 0600), 0);
-  expect_says(refusal_of(folder), {"found a FIFO"});
-  fs::remove(folder / "model.safetensors.index.json");
   ASSERT_EQ(::mkfifo((folder / "model.safetensors.index.json").c_str(), 0600), 0);
   expect_says(refusal_of(folder), {"index.json", "found a FIFO"});
 }
@@ -332,6 +338,12 @@ void expect_cheap_refusal(const fs::path& folder) {
   EXPECT_EQ(faults & 4, 0) << "took more than 256 MiB";
 }
 
+void expect_cheap_refusal_of(std::string_view header) {
+  const TempFolder folder;
+  write_file(folder / "model.safetensors", safetensors_bytes(header));
+  expect_cheap_refusal(folder.path());
+}
+
 /// A file whose header has `length` bytes: `start`, then zeros that take no place on the disk.
 void expect_cheap_refusal_of_header(std::string_view start, std::uint64_t length) {
   const TempFolder folder;
@@ -363,26 +375,17 @@ TEST(CheckpointCost, HeaderOf100MegabytesOfOneThing) {
     std::string header = start;
     header.reserve(kHugeHeader);
     while (header.size() + 8 < kHugeHeader) header += piece;
-    const TempFolder folder;
-    write_file(folder / "model.safetensors", safetensors_bytes(header));
-    expect_cheap_refusal(folder.path());
+    expect_cheap_refusal_of(header);
   }
 }
 
 TEST(CheckpointCost, HeaderOfTooManyTensors) {
-  std::string header = "{";
-  for (std::size_t i = 0; i <= kMaxTensors || header.size() + 100 < kHugeHeader; ++i)
-    header += tensor("blocks." + std::to_string(i), 0, 0) + ",";
-  header.back() = '}';
-  const TempFolder folder;
-  write_file(folder / "model.safetensors", safetensors_bytes(header));
-  expect_cheap_refusal(folder.path());
+  constexpr std::size_t kEach = 67;  // bytes at most
+  expect_cheap_refusal_of(empty_tensors("blocks.", std::max<std::size_t>(kMaxTensors + 1, kHugeHeader / kEach)));
 }
 
 TEST(CheckpointCost, HeaderOfTheMostTensorsParsesFast) {
-  std::string header = "{";
-  for (std::size_t i = 0; i < kMaxTensors; ++i) header += tensor("blocks." + std::to_string(i), 0, 0) + ",";
-  header.back() = '}';
+  std::string header = empty_tensors("blocks.", kMaxTensors);
   const std::clock_t start = std::clock();
   EXPECT_EQ(parse_safetensors_header(header, 0, "m").size(), kMaxTensors);
   EXPECT_LT(std::clock() - start, (kIsInstrumented ? 60 : 1) * CLOCKS_PER_SEC);
@@ -393,28 +396,20 @@ TEST(CheckpointCost, HeaderOfTheMostTensorsParsesFast) {
 
 TEST(CheckpointCost, IndexThatNamesTheMostTensorsIsComparedFast) {
   const TempFolder folder;
-  std::string header = "{";
   std::string map;
   for (std::size_t i = 0; i < kMaxTensors / 2; ++i) {
-    header += tensor("t" + std::to_string(i), 0, 0) + ",";
     map += "\"t" + std::to_string(i) + "\":\"1.safetensors\",\"u" + std::to_string(i) + "\":\"1.safetensors\",";
   }
-  header.back() = '}';
   map.back() = '}';
-  write_file(folder / "1.safetensors", safetensors_bytes(header));
+  write_file(folder / "1.safetensors", safetensors_bytes(empty_tensors("t", kMaxTensors / 2)));
   write_file(folder / "model.safetensors.index.json", "{\"weight_map\":{" + map + "}");
   expect_cheap_refusal(folder.path());
 }
 
 TEST(Checkpoint, TwoShardsOfTooManyTensorsTogether) {
   const TempFolder folder;
-  for (const char* shard : {"1", "2"}) {
-    std::string header = "{";
-    for (std::size_t i = 0; i <= kMaxTensors / 2; ++i) {
-      header += (i > 0 ? ",\"" : "\"") + std::string(shard) + "." + std::to_string(i) +
-                R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
-    }
-    write_file(folder / (std::string(shard) + ".safetensors"), safetensors_bytes(header + "}"));
+  for (const std::string shard : {"1", "2"}) {
+    write_file(folder / (shard + ".safetensors"), safetensors_bytes(empty_tensors(shard + ".", kMaxTensors / 2 + 1)));
   }
   write_file(folder / "model.safetensors.index.json",
              R"({"weight_map":{"1.0":"1.safetensors","2.0":"2.safetensors"}})");

@@ -74,13 +74,21 @@ TEST_F(Folder100m, AnExpertThatDoesNotRunTakesNoMemory) {
   EXPECT_EQ(both->state().parts.size(), 3U);
 }
 
-TEST_F(Folder100m, OptionsOfOtherArchitecturesAreRefused) {
-  write(made());
-  expect_says(error_of<std::invalid_argument>([&] { load({.calls = Calls::kWhole}); }), {"calls", "mmrec100m"});
-  expect_says(error_of<std::invalid_argument>([&] { load({.bank = false}); }), {"bank", "mmrec100m"});
-  expect_says(
-      error_of<std::invalid_argument>([&] { load_model(test::folder_of("tiny"), {.expert = Expert::kText}, {}); }),
-      {"expert", "mmrec"});
+TEST(Architectures, RefuseEachOthersOptions) {
+  struct Case {
+    const char* folder;
+    VariantOptions options;
+    const char* option;
+    const char* architecture;
+  };
+  for (const Case& c : {Case{"upstream/mmrec100m", {.calls = Calls::kWhole}, "calls", "mmrec100m"},
+                        {"upstream/mmrec100m", {.bank = false}, "bank", "mmrec100m"},
+                        {"upstream/jax", {.expert = Expert::kText}, "expert", "mmrec-jax"},
+                        {"upstream/mdi", {.bank = false}, "bank", "mmrec"},
+                        {"tiny", {.expert = Expert::kText}, "expert", "mmrec"}}) {
+    expect_says(error_of<std::invalid_argument>([&] { load_model(test::folder_of(c.folder), c.options, {}); }),
+                {c.option, c.architecture});
+  }
 }
 
 TEST(Architectures, UnknownOnesAreNamed) {

@@ -171,33 +171,11 @@ TEST(SafetensorsHeader, ShapeProductOverflows) {
   expect_says(refusal(one(many + "]", "[0,4]"), 4), {"more than 8 dimensions"});
 }
 
-/// `count` empty tensors.
 TEST(SafetensorsHeader, EveryTruncationIsRefused) {
   const std::string header = R"({"__metadata__":{"format":"pt"},"a":)" + entry("F32", "[2,2]", "[0,16]") + R"(,"b":)" +
                              entry("BF16", "[3]", "[16,22]") + "}";
   EXPECT_EQ(parse(header, 22).size(), 2U);
   for (std::size_t n = 0; n < header.size(); ++n) refusal(header.substr(0, n), 22);
-}
-
-TEST(SafetensorsHeader, EveryFlippedBitIsRefusedOrKeepsTheLayoutSound) {
-  const std::string header =
-      R"({"a":)" + entry("F32", "[2,2]", "[0,16]") + R"(,"b":)" + entry("BF16", "[3]", "[16,22]") + "}";
-  for (std::size_t i = 0; i < header.size() * 8; ++i) {
-    std::string flipped = header;
-    flipped[i / 8] = static_cast<char>(flipped[i / 8] ^ (1 << (i % 8)));
-    std::vector<TensorInfo> tensors;
-    try {
-      tensors = parse(flipped, 22);
-    } catch (const std::runtime_error&) {
-      continue;
-    }
-    std::uint64_t end = 0;
-    for (const TensorInfo& tensor : tensors) {
-      EXPECT_EQ(tensor.begin, end);
-      end = tensor.end;
-    }
-    EXPECT_EQ(end, 22U);
-  }
 }
 
 }  // namespace

@@ -231,26 +231,14 @@ TEST(Weights, FusedProjectionMayHaveMoreRowsButNotFewer) {
   expect_says(edited.refusal(), {"blocks.0.W_fused.weight", "[191, 48]", "[192, 48] or more rows"});
 }
 
-/// Rewrites a tensor of F32 in 16 bits.
-template <class T>
-void narrow(test::EditableTensor& tensor, const char* dtype) {
-  std::string bytes;
-  for (std::size_t i = 0; i < tensor.bytes.size() / 4; ++i) {
-    const T x = kernels::from_float<T>(tensor.at(i));
-    bytes.append(reinterpret_cast<const char*>(&x), sizeof(T));
-  }
-  tensor.dtype = dtype;
-  tensor.bytes = bytes;
-}
-
 TEST(Weights, StacksOfOneTypeKeepItAndMixedOnesWiden) {
   Edited edited("segments");
   for (const char* part : {"W_q", "W_v", "W_z", "W_k"}) {
-    narrow<kernels::BFloat16>(edited.checkpoint.at("blocks.0." + std::string(part) + ".weight"), "BF16");
+    edited.checkpoint.at("blocks.0." + std::string(part) + ".weight").narrow<kernels::BFloat16>();
   }
-  narrow<kernels::Float16>(edited.checkpoint.at("blocks.0.W_g.weight"), "F16");
-  narrow<kernels::Float16>(edited.checkpoint.at("blocks.0.W_g.bias"), "F16");
-  narrow<kernels::BFloat16>(edited.checkpoint.at("blocks.1.mdi.W_g.weight"), "BF16");
+  edited.checkpoint.at("blocks.0.W_g.weight").narrow<kernels::Float16>();
+  edited.checkpoint.at("blocks.0.W_g.bias").narrow<kernels::Float16>();
+  edited.checkpoint.at("blocks.1.mdi.W_g.weight").narrow<kernels::BFloat16>();
   const HostWeights weights = edited.load();
   const SafetensorsReader file(edited / "model.safetensors");
   const auto of = [&](const std::string& tensor) { return file.at(tensor).values; };
@@ -286,20 +274,12 @@ TEST(Weights, NonFiniteValuesAreNamed) {
     if (std::string_view(c.tensor) == "embedding.weight") edited.checkpoint.erase("lm_head.weight");
     test::EditableTensor& tensor = edited.checkpoint.at(c.tensor);
     tensor.set(c.element, c.value);
-    if (c.narrowed == "F16") narrow<kernels::Float16>(tensor, "F16");  // in which 1e30 is infinite
-    if (c.narrowed == "BF16") narrow<kernels::BFloat16>(tensor, "BF16");
+    if (c.narrowed == "F16") tensor.narrow<kernels::Float16>();  // in which 1e30 is infinite
+    if (c.narrowed == "BF16") tensor.narrow<kernels::BFloat16>();
     expect_says(edited.refusal(),
                 {c.tensor, "element " + std::to_string(c.element) + " is", std::isnan(c.value) ? "NaN" : "infinite"});
     EXPECT_NO_THROW(edited.load({.allow_nonfinite = true}));
   }
-}
-
-TEST(Weights, LargestFiniteValuesAreFine) {
-  Edited edited("mdi");
-  edited.checkpoint.at("blocks.0.W_q.weight").set(0, std::numeric_limits<float>::max());
-  edited.checkpoint.at("blocks.0.W_q.weight").set(1, -std::numeric_limits<float>::max());
-  edited.checkpoint.at("blocks.0.W_q.weight").set(2, std::numeric_limits<float>::denorm_min());
-  EXPECT_NO_THROW(edited.load());
 }
 
 TEST(Weights, UnusedRowsOfAFusedProjectionAreNotScanned) {
@@ -398,20 +378,12 @@ TEST(Weights, FingerprintIgnoresShardingAndTokenIds) {
   EXPECT_EQ(load(one.path()).fingerprint, load(many.path()).fingerprint);
 }
 
-TEST(Weights, FingerprintSeesEveryParameterThatMatters) {
-  const std::uint64_t original = load(fixture("segments")).fingerprint;
-  EXPECT_EQ(load(fixture("segments")).fingerprint, original);
-  for (const TensorSpec& spec : tensor_specs(test::config_of<Config>(fixture("segments")))) {
-    Edited edited("segments");
-    auto& tensor = edited.checkpoint.at(spec.name);
-    tensor.set(0, tensor.at(0) + 0.5F);
-    EXPECT_NE(edited.load().fingerprint, original) << spec.name;
-  }
+TEST(Weights, FingerprintSeesANumberOfTheConfiguration) {
   Edited mix("segments");
   std::string text = test::read_file(mix / "config.json");
   text.insert(text.find('{') + 1, "\"mdi_mix\": 0.2,");
   mix.config(text);
-  EXPECT_NE(mix.load().fingerprint, original);
+  EXPECT_NE(mix.load().fingerprint, load(fixture("segments")).fingerprint);
 }
 
 }  // namespace

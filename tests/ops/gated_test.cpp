@@ -370,62 +370,23 @@ TEST_F(GatedScanTest, SequencesDoNotDependOnEachOther) {
 
 #if !defined(MMREC_TEST_CUDA)
 
-/// Gates from the iterate in h for times first.., then one sweep.
-Sweep<float> product_and_sweep(Backend& on, const GatedCase<float>& c, std::vector<float>& h, std::int64_t first) {
-  GatedOn<float> state(on, c, h);
-  const auto times = static_cast<std::size_t>(c.size.time);
-  Sweep<float> s{{}, poisoned(c.size.time), poisoned(c.size.time), {}};
-  std::vector<float> gate(2 * c.size.elements()), bias = c.bias;
-  bias.resize(2 * c.bias.size(), 0.0F);
-  const GateInputs<Space> in = state.inputs();
-  for (std::int64_t b = 0; b < c.size.batch; ++b) {
-    const Linear<Space> job{.x = {in.h.at(b, 0, first), c.size.time - first, c.size.dim},
-                            .weight = state.gate_weight(),
-                            .bias = bias.data(),
-                            .y = {gate.data() + 2 * c.index(b, first, 0), c.size.time - first, 2 * c.size.dim}};
-    linear(on, {&job, 1});
-  }
-  gated_scan(on, {.in = in,
-                  .gate = {gate.data(), c.size.batch, c.size.time, 2 * c.size.dim},
-                  .first = first,
-                  .change = s.change.data(),
-                  .magnitude = s.magnitude.data()});
-  EXPECT_EQ(s.change.size(), times);
-  h = state.states();
-  return s;
-}
-
-TEST_F(GatedScanTest, ReachesTheExactRecurrenceBitForBit) {
-  on_every([](Backend& on) {
-    for (const std::int64_t dim : {1, 17, 48, 64, 100}) {
-      GatedCase<float> c({2, 63, dim}, 5, DType::kBF16);
-      for (double& weight : c.weight) weight *= 0.5;  // so that some sweeps do
-      GatedOn<float> exact(on, c, c.fresh_state());
-      gated_recurrence(on, {.in = exact.inputs(), .gate_weight = exact.gate_weight(), .gate_bias = exact.gate_bias()});
-      std::vector<float> h = c.fresh_state(0.0F);
-      int sweeps = 0;
-      for (float left = 1.0F; left > 0.0F; ++sweeps) {
-        ASSERT_LE(sweeps, c.size.time);  // after k sweeps at least k tokens are exact
-        const std::vector<float> change = product_and_sweep(on, c, h, 0).change;
-        left = *std::max_element(change.begin(), change.end());
-      }
-      EXPECT_TRUE(same_bits(h, exact.states())) << dim;
-      EXPECT_LT(sweeps, c.size.time);
-    }
-  });
-}
-
 TEST_F(GatedScanTest, BitsDoNotDependOnTheFrozenPrefix) {
   on_every([](Backend& on) {
     const GatedCase<float> c({3, 60, 200}, 9);
-    std::vector<float> expected = c.fresh_state(0.0F), h = expected;
-    Sweep<float> last, s;
-    for (int i = 0; i < 3; ++i) last = product_and_sweep(on, c, expected, 0);
-    for (int i = 0; i < 3; ++i) s = product_and_sweep(on, c, h, i);  // after i sweeps the first i tokens stand
-    EXPECT_TRUE(same_bits(h, expected));
-    const auto from_2 = [](const std::vector<float>& x) { return std::vector(x.begin() + 2, x.end()); };
-    EXPECT_TRUE(same_bits(from_2(s.change), from_2(last.change)));
-    EXPECT_TRUE(same_bits(from_2(s.magnitude), from_2(last.magnitude)));
+    const auto [old, gate] = random_states_and_gates(c);
+    const Sweep<float> whole = run(on, c, old, gate, 0);
+    for (const std::int64_t first : {1, 2, 31}) {
+      std::vector<float> frozen = old;
+      for (std::int64_t b = 0; b < 3; ++b) {
+        const std::size_t at = c.state_index(b, 0, 0);
+        std::copy_n(&whole.h[at], (first + 1) * 200, &frozen[at]);
+      }
+      const Sweep<float> s = run(on, c, frozen, gate, first);
+      EXPECT_TRUE(same_bits(s.h, whole.h));
+      const auto rest = [&](const std::vector<float>& x) { return std::vector(x.begin() + first, x.end()); };
+      EXPECT_TRUE(same_bits(rest(s.change), rest(whole.change)));
+      EXPECT_TRUE(same_bits(rest(s.magnitude), rest(whole.magnitude)));
+    }
   });
 }
 
@@ -643,6 +604,22 @@ TEST_F(GatedSweepsTest, AnOddNumberOfChannelsGoesByExactSteps) {
     EXPECT_EQ(got.counts.fallbacks, 4);
     EXPECT_EQ(got.counts.token_sweeps, 0);
   }
+}
+
+#else
+
+TEST_F(GatedSweepsTest, ReachesTheExactRecurrenceBitForBit) {
+  on_every([](Backend& on) {
+    for (const std::int64_t dim : {1, 17, 48, 64, 100}) {
+      GatedCase<float> c({2, 63, dim}, 5, DType::kBF16);
+      for (double& weight : c.weight) weight *= 0.5;  // so that some sweeps do
+      GatedOn<float> exact(on, c, c.fresh_state());
+      gated_recurrence(on, {.in = exact.inputs(), .gate_weight = exact.gate_weight(), .gate_bias = exact.gate_bias()});
+      SweepsOn<float> swept(on, c, c.fresh_state(), {.tolerance = 0.0F, .max_sweeps = 62});
+      EXPECT_EQ(swept.call().fallbacks, 0);
+      EXPECT_TRUE(same_bits(swept.state.states(), exact.states())) << dim;
+    }
+  });
 }
 
 #endif

@@ -28,7 +28,8 @@ struct Case {
   // Of compact rows beside bf16 numbers, the first own_rows of which are multiples of scales.
   WeightFormat compact = {};
   std::int64_t own_rows = 0;
-  bool of_steps = false;  // force_row_kernel
+  bool of_steps = false;                    // force_row_kernel
+  std::optional<WeightFormat> format = {};  // of its own
 };
 
 std::ostream& operator<<(std::ostream& stream, const Case& c) {
@@ -178,13 +179,13 @@ void for_products(const F& f) {
 
 class LinearTest : public OpTest {
  protected:
-  /// All cases in one call, on every backend.
+  /// All cases in one call, on every backend. On a CPU each has the bits that it has alone.
   template <class A, class Y>
   void check(const std::vector<Case>& cases, WeightFormat format = kDTypeOf<A>) {
     std::vector<std::unique_ptr<Problem<A, Y>>> problems;
     std::vector<Linear<Space, A, Y>> jobs;
     for (const Case& c : cases) {
-      problems.push_back(std::make_unique<Problem<A, Y>>(on(), c, problems.size(), format));
+      problems.push_back(std::make_unique<Problem<A, Y>>(on(), c, problems.size(), c.format.value_or(format)));
       jobs.push_back(problems.back()->job());
 #if defined(MMREC_TEST_CUDA)
       if (c.rows != 0 && c.out != 0) algos_.insert(choose_linear(on(), jobs.back()));
@@ -194,6 +195,12 @@ class LinearTest : public OpTest {
       for (const auto& problem : problems) problem->reset();
       run(on, jobs);
       for (const auto& problem : problems) problem->expect_correct();
+      for (std::size_t i = 0; !kOnCuda && jobs.size() > 1 && i < jobs.size(); ++i) {
+        const std::vector<Y> together = problems[i]->result();
+        problems[i]->reset();
+        run<A, Y>(on, {jobs[i]});
+        EXPECT_TRUE(same_bits(problems[i]->result(), together)) << "alone, job " << i;
+      }
     });
   }
   void check_all_types(const std::vector<Case>& cases) {
@@ -322,6 +329,10 @@ TEST_F(LinearTest, SeveralJobsInOneCall) {
     cases.push_back({129 + 100 * i, 24 + 136 * i, 32 + 64 * i, static_cast<Activation>(i % 3), i % 2 == 1});
   }
   check_all_types(cases);
+  if (!kOnCuda) {
+    for (std::size_t i = 0; i < cases.size(); ++i) cases[i].format = kHostFormats[i % std::size(kHostFormats)];
+    check<float, float>(cases);
+  }
 #if defined(MMREC_TEST_CUDA)
   expect_algos({kMatvec, kFew, kMany, kLibrary});
 #endif
@@ -537,27 +548,6 @@ TEST_F(LinearTest, BitsDependOnNoCutsOutsideTiles) {
         }
       });
     }
-  }
-}
-
-TEST_F(LinearTest, JobsTogetherEqualJobsAlone) {
-  for (const std::int64_t n : {1, 4, 129}) {
-    std::vector<std::unique_ptr<Problem<float, float>>> problems;
-    std::vector<Linear<Host>> jobs;
-    for (const std::int64_t out : {384, 1, 96, 500, 7}) {
-      problems.push_back(std::make_unique<Problem<float, float>>(on(), Case{n, out, 384}, 3, kAllDTypes[out % 3]));
-      jobs.push_back(problems.back()->job());
-    }
-    on_every([&](Backend& on) {
-      std::vector<std::vector<float>> alone;
-      for (std::size_t i = 0; i < jobs.size(); ++i) {
-        linear(on, {&jobs[i], 1});
-        alone.push_back(problems[i]->result());
-        problems[i]->reset();
-      }
-      linear(on, jobs);
-      for (std::size_t i = 0; i < jobs.size(); ++i) EXPECT_TRUE(same_bits(problems[i]->result(), alone[i])) << i;
-    });
   }
 }
 

@@ -57,6 +57,17 @@ inline std::string safetensors_bytes(std::string_view header, std::string_view d
 struct EditableTensor : RawTensor {
   float at(std::size_t i) const { return RawTensor::at<float>(i); }
   void set(std::size_t i, float x) { std::memcpy(bytes.data() + i * sizeof(float), &x, sizeof(float)); }
+  /// Rewrites numbers of F32 in 16 bits.
+  template <class T>
+  void narrow() {
+    std::string narrowed;
+    for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+      const T x = kernels::from_float<T>(at(i));
+      narrowed.append(reinterpret_cast<const char*>(&x), sizeof(T));
+    }
+    dtype = std::is_same_v<T, kernels::Float16> ? "F16" : "BF16";
+    bytes = narrowed;
+  }
 };
 
 class EditableCheckpoint {

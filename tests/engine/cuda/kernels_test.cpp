@@ -52,11 +52,11 @@ TEST_F(CudaKernels, WorkGoesToTheCallersStream) {
   KernelContext context = KernelContext::cuda(0, owner.stream());
   EXPECT_EQ(context.stream(), owner.stream());
   DeviceArena arena(context);
-  check_scans(context, arena, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+  check_scans<float>(context, arena, {{.batch = 1, .time = 100, .dim = 16}, false});
   KernelContext on_default = KernelContext::cuda(0, nullptr);
   EXPECT_EQ(on_default.stream(), nullptr);
   DeviceArena other(on_default);
-  check_scans(on_default, other, {ElementType::kF32, {.batch = 1, .time = 100, .dim = 16}, false});
+  check_scans<float>(on_default, other, {{.batch = 1, .time = 100, .dim = 16}, false});
 }
 
 TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
@@ -64,22 +64,23 @@ TEST_F(CudaKernels, ABadTargetIsNamedAndNothingIsWritten) {
   DeviceArena arena(context);
   const std::vector<float> logits(24, 0.5F);
   for (const std::int32_t bad : {8, -1, 1 << 30}) {
-    std::vector<std::uint8_t> targets(12, 0);
-    std::memcpy(targets.data() + 4, &bad, 4);
-    float* out = arena.put_floats({42.0F, 42.0F, 42.0F});
-    TokenLogprobs op{
-        .rows = 3, .vocab = 8, .logits = arena.put_floats(logits), .targets = arena.put(targets), .logprobs = out};
+    float* out = arena.put_all(std::vector<float>(3, 42.0F));
+    TokenLogprobs op{.rows = 3,
+                     .vocab = 8,
+                     .logits = arena.put_all(logits),
+                     .targets = arena.put_all(std::vector<std::int32_t>{0, bad, 0}),
+                     .logprobs = out};
     expect_says(refusal([&] { token_logprobs(context, op); }), {"target " + std::to_string(bad) + " of row 1"});
-    EXPECT_EQ(arena.get_floats(out, 3), std::vector<float>(3, 42.0F));
+    EXPECT_EQ(arena.get_all(out, 3), std::vector<float>(3, 42.0F));
     op.check_targets = false;
     token_logprobs(context, op);
-    const std::vector<float> got = arena.get_floats(out, 3);
+    const std::vector<float> got = arena.get_all(out, 3);
     EXPECT_NEAR(got[0], -std::log(8.0F), 1e-6F);
     EXPECT_TRUE(std::isnan(got[1])) << got[1];
     EXPECT_NEAR(got[2], -std::log(8.0F), 1e-6F);
   }
   // The context goes on.
-  check_logprobs(context, arena, ElementType::kBF16, IndexType::kInt32, 3, 100, 100);
+  check_logprobs<BFloat16, std::int32_t>(context, arena, 3, 100, 100);
 }
 
 TEST_F(CudaKernels, ADeviceThatIsNotThereIsAnError) {

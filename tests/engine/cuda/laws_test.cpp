@@ -357,25 +357,6 @@ TEST_F(CudaEngine, WhatTwoExpertsDrawAheadIsWhatIsDrawnOneByOne) {
   expect_ahead_as_one_by_one(load("upstream/mmrec100m", Device::kCuda), Tokenizer::load(folder.path()));
 }
 
-TEST_F(CudaEngine, StatesMoveBetweenDevices) {
-  for (const char* folder : {"oracle/slots", "upstream/segments", "upstream/mmrec100m"}) {
-    const Model cpu = load(folder, Device::kCpu);
-    const Model gpu = load(folder, Device::kCuda, Precision::kF32);
-    const auto tokens = random_tokens(cpu, 70, 3);
-    for (const auto& [from, to] : {std::pair{&cpu, &gpu}, std::pair{&gpu, &cpu}}) {
-      Session first = begun(*from, std::span(tokens).first(50));
-      const auto state = first.save();
-      Session second = to->new_session();
-      second.restore(state);
-      expect_same_bits(second.logits(), first.logits(), "restored logits");
-      EXPECT_EQ(second.save(), state);
-      first.prefill(std::span(tokens).subspan(50));
-      second.prefill(std::span(tokens).subspan(50));
-      EXPECT_LE(largest_difference(second.logits(), first.logits()), 5e-5F * scale_of(first.logits())) << folder;
-    }
-  }
-}
-
 using CudaFarPositions = CudaEngine;
 TEST_F(CudaFarPositions, GoOnAsNearOnes) {
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {

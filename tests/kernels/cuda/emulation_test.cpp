@@ -1,6 +1,5 @@
-// The host emulation of CUDA tested itself: what kernels may do works, and what they may not do is reported. Compiled
-// for the emulation only. Longer than other files: a case for each feature of the emulated language, with small
-// kernels.
+// The host emulation of CUDA tested itself: what kernels may not do is reported or shows. What they may do is tested by
+// the tests of the kernels that do it, against float64. Compiled for the emulation only.
 #include <cuda_runtime.h>
 
 #include <set>
@@ -32,21 +31,6 @@ using EmulationDeathTest = EmulationTest;
 
 // --- Barriers --------------------------------------------------------------------------------------------------------
 
-__global__ void reverse_through_shared(std::uint32_t* out) {
-  __shared__ std::uint32_t line[1024];
-  for (unsigned round = 0; round < 3; ++round) {
-    line[threadIdx.x] = round * 1000 + threadIdx.x;
-    __syncthreads();
-    out[threadIdx.x] = line[blockDim.x - 1 - threadIdx.x];
-    __syncthreads();
-  }
-}
-
-TEST_F(EmulationTest, BarrierOfAThousandThreads) {
-  const auto out = run({.grid = 2, .block = 1000}, 1000, reverse_through_shared);
-  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 2000 + 999 - i);
-}
-
 __global__ void without_a_barrier(std::uint32_t* out, bool from_below) {
   std::uint32_t* line = ptx::shared_memory<std::uint32_t>();
   line[threadIdx.x] = threadIdx.x;
@@ -72,7 +56,8 @@ TEST_F(EmulationTest, AMissingBarrierOfASingleBlockShowsInFourLaunches) {
 __global__ void some_leave_early(std::uint32_t* out) {
   if (threadIdx.x % 3 == 0) return;
   __syncthreads();
-  out[threadIdx.x] = static_cast<std::uint32_t>(__popc(__ballot_sync(kAll, 1)));
+  out[threadIdx.x] =
+      static_cast<std::uint32_t>(__popc(__ballot_sync(kAll, 1)) + 100 * __any_sync(kAll, threadIdx.x % 3 == 0));
 }
 
 TEST_F(EmulationTest, ExitedThreadsAreNotWaitedFor) {
@@ -109,100 +94,17 @@ TEST_F(EmulationDeathTest, ThreadsThatCannotGoOnAreReported) {
   EXPECT_DEATH(run({.grid = dim3(1, 2), .block = 1}, 1, spins_forever), "livelock.*\n.*1 threads wait at spin_pause");
 }
 
-// --- Warps -----------------------------------------------------------------------------------------------------------
-
-__global__ void shuffles(std::uint32_t* out) {
-  const std::uint32_t x = threadIdx.x;
-  out += 8 * threadIdx.x;
-  out[0] = __shfl_sync(kAll, x, 5);
-  out[1] = __shfl_sync(kAll, x, 1, 8);
-  out[2] = __shfl_up_sync(kAll, x, 3);
-  out[3] = __shfl_up_sync(kAll, x, 3, 8);
-  out[4] = __shfl_down_sync(kAll, x, 3, 8);
-  out[5] = __shfl_xor_sync(kAll, x, 17);
-  out[6] = __shfl_xor_sync(kAll, x, 12, 8);
-  out[7] = static_cast<std::uint32_t>(__shfl_xor_sync(kAll, 1ULL << x, 1) >> 1);
-}
-
-TEST_F(EmulationTest, Shuffles) {
-  const auto out = run({.grid = 1, .block = 32}, 256, shuffles);
-  for (std::uint32_t x = 0; x < 32; ++x) {
-    const std::uint32_t* lane = out.data() + 8 * x;
-    EXPECT_EQ(lane[0], 5U);
-    EXPECT_EQ(lane[1], x / 8 * 8 + 1);
-    EXPECT_EQ(lane[2], x < 3 ? x : x - 3);
-    EXPECT_EQ(lane[3], x % 8 < 3 ? x : x - 3);
-    EXPECT_EQ(lane[4], x % 8 > 4 ? x : x + 3);
-    EXPECT_EQ(lane[5], x ^ 17);
-    EXPECT_EQ(lane[6], (x ^ 12) > (x | 7) ? x : x ^ 12);  // segments above one's own are out of reach
-    EXPECT_EQ(lane[7], (1ULL << (x ^ 1)) >> 1);
-  }
-}
-
-/// The two halves of a warp take different numbers of steps under their own masks.
-__global__ void halves(std::uint32_t* out) {
-  const unsigned half = threadIdx.x / 16;
-  std::uint32_t sum = threadIdx.x;
-  for (unsigned repeat = 0; repeat <= half; ++repeat) {
-    for (int m = 8; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffU << (16 * half), sum, m);
-  }
-  out[threadIdx.x] = sum;
-  __syncwarp();
-  const bool high = threadIdx.x >= 16;
-  if (__any_sync(kAll, threadIdx.x == 31) == 0 || __all_sync(kAll, high) != 0) out[threadIdx.x] = 0;
-  if (__ballot_sync(kAll, high) != 0xffff0000U) out[threadIdx.x] = 0;
-}
-
-TEST_F(EmulationTest, PartsOfAWarp) {
-  const auto out = run({.grid = 1, .block = 32}, 32, halves);
-  EXPECT_EQ(out[3], 120U);
-  EXPECT_EQ(out[20], 16 * (120U + 16 * 16));
-}
-
 // --- Blocks that wait for each other ---------------------------------------------------------------------------------
 
-/// Running sums of block totals, each block waiting for the one before it.
-__global__ void look_back(std::uint32_t* out, std::uint32_t* flags) {
-  if (threadIdx.x != 0) return;
-  std::uint32_t before = 0;
-  if (blockIdx.x != 0) {
-    while (ptx::load_acquire(flags + blockIdx.x - 1) == 0) ptx::spin_pause();
-    before = out[blockIdx.x - 1];
-  }
-  out[blockIdx.x] = before + blockIdx.x;
-  ptx::add_release(flags + blockIdx.x, 1);
+__global__ void all_meet(std::uint32_t* out) {
+  ptx::add_acq_rel(out, 1);
+  while (ptx::load_acquire(out) < gridDim.x - 1) ptx::spin_pause();
 }
 
-TEST_F(EmulationTest, LookBack) {
-  const auto out = run({.grid = 100, .block = 64}, 100, look_back, on().flags());
-  EXPECT_EQ(out[99], 4950U);
-}
-
-/// Every block reads what all others wrote before a barrier of the whole grid.
-__global__ void exchange(std::uint32_t* out, std::uint32_t* counter) {
-  std::uint32_t* shared = ptx::shared_memory<std::uint32_t>();
-  shared[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;
-  __syncthreads();
-  out[blockIdx.x * blockDim.x + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    ptx::add_acq_rel(counter, 1);
-    while (ptx::load_acquire(counter) != gridDim.x) ptx::spin_pause();
-  }
-  __syncthreads();
-  const std::uint32_t other = out[(blockIdx.x + 1) % gridDim.x * blockDim.x + threadIdx.x];
-  __syncthreads();
-  if (other != (blockIdx.x + 1) % gridDim.x * 100 + blockDim.x - 1 - threadIdx.x) *counter = 1000;
-}
-
-TEST_F(EmulationTest, CooperativeGrid) {
-  const LaunchConfig config{.grid = 4, .block = 96, .shared_bytes = 96 * 4, .cooperative = true};
-  run(config, 4 * 96, exchange, on().flags());
-  std::uint32_t counter = 0;
-  on().download(on().flags(), &counter, 1);
-  EXPECT_EQ(counter, 4U);
-  EXPECT_DEATH(run({.grid = 4, .block = 96, .shared_bytes = 96 * 4}, 4 * 96, exchange, on().flags() + 1), "livelock");
-  EXPECT_THROW(run({.grid = 1000, .block = 96, .cooperative = true}, 1, exchange, on().flags()), std::system_error);
+TEST_F(EmulationDeathTest, OnlyBlocksOfACooperativeGridMayAllWaitForEachOther) {
+  EXPECT_EQ(run({.grid = 4, .block = 1, .cooperative = true}, 1, all_meet)[0], 3U);  // from all bits set on
+  EXPECT_DEATH(run({.grid = 4, .block = 1}, 1, all_meet), "livelock");
+  EXPECT_THROW(run({.grid = 1000, .block = 96, .cooperative = true}, 1, all_meet), std::system_error);
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
@@ -250,24 +152,6 @@ class StreamTest : public EmulationTest {
 
   DeviceBuffer<std::uint32_t> at_{1};
 };
-
-TEST_F(StreamTest, CapturedWorkRunsWhenTheGraphIsLaunched) {
-  on().zero(at_.data(), 4);
-  begin();
-  add(on().stream(), 1);
-  on().fork();
-  add(on().side_stream(), 10);
-  on().join();
-  cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(on().stream(), &graph), cudaSuccess);
-  EXPECT_EQ(value(), 0U);
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudaGraphLaunch(executable, on().stream()), cudaSuccess);
-  EXPECT_EQ(value(), 33U);
-  ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-}
 
 TEST_F(StreamTest, AStreamOfAnotherBackendJoinsWithWhatItHasJoined) {
   Cuda other;
@@ -409,46 +293,6 @@ TEST_F(CopyEngineTest, CopiesArriveWhenTheyAreWaitedFor) {
   EXPECT_EQ(run(config, 128, copy_in_bulk, from.data(), false)[3], kAll);
 }
 
-__global__ void pairs(std::uint32_t* out, std::uint32_t a, std::uint32_t b) {
-  out[0] = ptx::min_pair<BFloat16>(a, b);
-  out[1] = ptx::max_pair<BFloat16>(a, b);
-}
-
-TEST_F(EmulationTest, ExtremesOfPairs) {
-  const LaunchConfig config{.grid = 1, .block = 1};
-  using Words = std::vector<std::uint32_t>;
-  EXPECT_EQ(run(config, 2, pairs, 0x3f800000U, 0xc0008000U), (Words{0xc0008000U, 0x3f800000U}));  // (1, 0), (-2, -0)
-  EXPECT_EQ(run(config, 2, pairs, 0x3f80ffffU, 0x7fc03f80U), (Words{0x7fff7fffU, 0x3f803f80U}));  // (1, NaN), (NaN, 1)
-}
-
-/// Each of two blocks loads half of a box for both.
-__global__ void multicast(std::uint32_t* out, const __grid_constant__ TensorMap map) {
-  std::byte* boxes = ptx::shared_memory<std::byte>() + 896;
-  auto* barrier = ptx::shared_memory<std::uint64_t>();
-  const unsigned rank = ptx::cluster_rank();
-  if (threadIdx.x == 0) ptx::mbarrier_init(barrier, 2);
-  ptx::cluster_sync();
-  if (threadIdx.x == 0) {
-    ptx::load_box_multicast(boxes + 1024 * rank, &map, barrier, 0, static_cast<int>(8 * rank), 0, 0b11);
-    ptx::mbarrier_arrive_at(barrier, 1 - rank);
-    ptx::mbarrier_arrive_expect(barrier, 2048);
-  }
-  ptx::mbarrier_wait(barrier, 0);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(boxes);
-  for (unsigned i = threadIdx.x; i < 512; i += blockDim.x) out[512 * blockIdx.x + i] = words[i];
-  ptx::cluster_sync();
-}
-
-TEST_F(CopyEngineTest, Multicast) {
-  const DeviceBuffer<std::uint16_t> tensor = test::upload(on(), host_);
-  const TensorMap map = make_tensor_map({tensor.data(), 64, 16, 1, 64, 0}, 8);
-  const auto out = run({.grid = 4, .block = 32, .shared_bytes = 896 + 2048, .cluster = 2}, 2048, multicast, map);
-  for (std::size_t i = 0; i < out.size(); i += 4) {  // the first element of every piece
-    const std::size_t row = i % 512 / 32;
-    EXPECT_EQ(out[i] & 0xffffU, 64 * row + 8 * ((i % 32 / 4) ^ (row % 8)) + 1);
-  }
-}
-
 /// Every block sends 24 bytes to the next one of its cluster, which reads them before or after it has waited.
 __global__ void pass_on(std::uint32_t* out, bool waits) {
   auto* barrier = ptx::shared_memory<std::uint64_t>();
@@ -482,29 +326,16 @@ TEST_F(CopyEngineTest, StoresIntoOtherBlocksArriveWhenTheyAreWaitedFor) {
   EXPECT_EQ(run(config, 48, pass_on, false)[20], kAll);
 }
 
-/// Half of the block writes, the other half reads, in two buffers that take turns.
-__global__ void produce_and_consume(std::uint32_t* out) {
-  std::uint32_t* line = ptx::shared_memory<std::uint32_t>();
-  constexpr int kAllThreads = 128;
-  for (unsigned step = 0; step < 6; ++step) {
-    const int full = 1 + static_cast<int>(step % 2);
-    const int empty = 3 + static_cast<int>(step % 2);
-    std::uint32_t& place = line[64 * (step % 2) + threadIdx.x % 64];
-    if (threadIdx.x < 64) {
-      if (step >= 2) ptx::named_barrier_sync(empty, kAllThreads);
-      place = 100 * step + threadIdx.x;
-      ptx::named_barrier_arrive(full, kAllThreads);
-    } else {
-      ptx::named_barrier_sync(full, kAllThreads);
-      out[64 * step + threadIdx.x % 64] = line[64 * (step % 2) + 63 - threadIdx.x % 64];
-      if (step < 4) ptx::named_barrier_arrive(empty, kAllThreads);
-    }
-  }
+__global__ void pairs(std::uint32_t* out, std::uint32_t a, std::uint32_t b) {
+  out[0] = ptx::min_pair<BFloat16>(a, b);
+  out[1] = ptx::max_pair<BFloat16>(a, b);
 }
 
-TEST_F(EmulationTest, NamedBarriers) {
-  const auto out = run({.grid = 1, .block = 128, .shared_bytes = 512}, 384, produce_and_consume);
-  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 100 * (i / 64) + 63 - i % 64);
+TEST_F(EmulationTest, ExtremesOfPairs) {
+  const LaunchConfig config{.grid = 1, .block = 1};
+  using Words = std::vector<std::uint32_t>;
+  EXPECT_EQ(run(config, 2, pairs, 0x3f800000U, 0xc0008000U), (Words{0xc0008000U, 0x3f800000U}));  // (1, 0), (-2, -0)
+  EXPECT_EQ(run(config, 2, pairs, 0x3f80ffffU, 0x7fc03f80U), (Words{0x7fff7fffU, 0x3f803f80U}));  // (1, NaN), (NaN, 1)
 }
 
 // --- Tensor cores ----------------------------------------------------------------------------------------------------
@@ -544,78 +375,23 @@ __global__ void multiply(float* out, const __grid_constant__ TensorMap a, const 
   }
 }
 
-/// out [16, 8] += a b for a [16, 16], b [16, 8], one warp.
 template <class T>
-__global__ void multiply_small(float* out, const T* a, const T* b) {
-  const unsigned g = threadIdx.x / 4;
-  const unsigned t = threadIdx.x % 4;
-  const auto pair = [](T low, T high) { return static_cast<std::uint32_t>(low.bits | high.bits << 16); };
-  const std::uint32_t a_registers[4] = {pair(a[16 * g + 2 * t], a[16 * g + 2 * t + 1]),
-                                        pair(a[16 * (g + 8) + 2 * t], a[16 * (g + 8) + 2 * t + 1]),
-                                        pair(a[16 * g + 2 * t + 8], a[16 * g + 2 * t + 9]),
-                                        pair(a[16 * (g + 8) + 2 * t + 8], a[16 * (g + 8) + 2 * t + 9])};
-  const std::uint32_t b_registers[2] = {pair(b[8 * (2 * t) + g], b[8 * (2 * t + 1) + g]),
-                                        pair(b[8 * (2 * t + 8) + g], b[8 * (2 * t + 9) + g])};
-  float* const c[4] = {out + 8 * g + 2 * t, out + 8 * g + 2 * t + 1, out + 8 * (g + 8) + 2 * t,
-                       out + 8 * (g + 8) + 2 * t + 1};
-  float d[4];
-  for (int i = 0; i < 4; ++i) d[i] = *c[i];
-  ptx::mma_m16n8k16<T>(d, a_registers, b_registers);
-  for (int i = 0; i < 4; ++i) *c[i] = d[i];
+void multiply_with(Cuda& on, Mistake mistake) {
+  const DeviceBuffer<T> a = test::upload(on, test::random_normal<T>(64 * 64)), b = test::unwritten<T>(on, 128 * 64);
+  DeviceBuffer<float> out = test::unwritten<float>(on, 64 * 128);
+  launch(on.stream(), {.grid = 1, .block = 128, .shared_bytes = 896 + (64 + 128) * 128}, multiply<T>, out.data(),
+         make_tensor_map({a.data(), 64, 64, 1, 64, 0}, 64), make_tensor_map({b.data(), 64, 128, 1, 64, 0}, 128),
+         mistake);
 }
 
-template <class T>
-class TensorCoreTest : public EmulationTest {
- protected:
-  double product_error(Mistake mistake = Mistake::kNone) {
-    const std::vector<T> a = test::random_normal<T>(64 * 64, 0.0, 1.0, 1);
-    const std::vector<T> b = test::random_normal<T>(128 * 64, 0.0, 1.0, 2);
-    const DeviceBuffer<T> device_a = test::upload(on(), a);
-    const DeviceBuffer<T> device_b = test::upload(on(), b);
-    DeviceBuffer<float> out = test::unwritten<float>(on(), 64 * 128);
-    launch(on().stream(), {.grid = 1, .block = 128, .shared_bytes = 896 + (64 + 128) * 128}, multiply<T>, out.data(),
-           make_tensor_map({device_a.data(), 64, 64, 1, 64, 0}, 64),
-           make_tensor_map({device_b.data(), 64, 128, 1, 64, 0}, 128), mistake);
-    std::vector<double> want;
-    for (std::size_t row = 0; row < 64; ++row) {
-      for (std::size_t column = 0; column < 128; ++column) {
-        double sum = 0.0;
-        for (std::size_t k = 0; k < 64; ++k) {
-          sum +=
-              2.0 * static_cast<double>(to_float(a[64 * row + k])) * static_cast<double>(to_float(b[64 * column + k]));
-        }
-        want.push_back(sum);
-      }
+TEST_F(EmulationDeathTest, ProductsThatAreNotWaitedForAreReported) {
+  test::for_activations([&]<class T>(T) {
+    if constexpr (sizeof(T) == 2) {
+      multiply_with<T>(on(), Mistake::kNone);
+      EXPECT_DEATH(multiply_with<T>(on(), Mistake::kOverwrites), "an operand was overwritten");
+      EXPECT_DEATH(multiply_with<T>(on(), Mistake::kDoesNotWait), "without having waited for its wgmma products");
     }
-    return test::largest_error(test::download(on(), out), want);
-  }
-};
-using SixteenBits = ::testing::Types<BFloat16, Float16>;
-TYPED_TEST_SUITE(TensorCoreTest, SixteenBits);
-
-TYPED_TEST(TensorCoreTest, WarpProduct) {
-  const std::vector<TypeParam> a = test::random_normal<TypeParam>(16 * 16, 0.0, 1.0, 1);
-  const std::vector<TypeParam> b = test::random_normal<TypeParam>(16 * 8, 0.0, 1.0, 2);
-  const std::vector<float> c = test::random_normal<float>(16 * 8, 0.0, 1.0, 3);
-  const DeviceBuffer<TypeParam> device_a = test::upload(this->on(), a);
-  const DeviceBuffer<TypeParam> device_b = test::upload(this->on(), b);
-  DeviceBuffer<float> out = test::upload(this->on(), c);
-  launch(this->on().stream(), {.grid = 1, .block = 32}, multiply_small<TypeParam>, out.data(), device_a.data(),
-         device_b.data());
-  std::vector<double> want(c.begin(), c.end());
-  for (std::size_t i = 0; i < 128; ++i) {
-    for (std::size_t k = 0; k < 16; ++k) {
-      want[i] += static_cast<double>(to_float(a[16 * (i / 8) + k])) * static_cast<double>(to_float(b[8 * k + i % 8]));
-    }
-  }
-  EXPECT_LT(test::largest_error(test::download(this->on(), out), want), 1e-6);
-}
-
-TYPED_TEST(TensorCoreTest, WarpgroupProduct) { EXPECT_LT(this->product_error(), 1e-5); }
-
-TYPED_TEST(TensorCoreTest, ProductsThatAreNotWaitedForAreReported) {
-  EXPECT_DEATH(this->product_error(Mistake::kOverwrites), "an operand was overwritten");
-  EXPECT_DEATH(this->product_error(Mistake::kDoesNotWait), "without having waited for its wgmma products");
+  });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Models of widths that a GPU's weights are padded from: the CPU, which pads nothing, is the reference. The state of a
-// sequence has the model's own widths, and moves between the two.
+// Models of widths that a GPU's weights are padded from, and one of whole widths: the CPU, which pads nothing, is the
+// reference. The state of a sequence has the model's own widths, and moves between the two.
 
 #include "models/runtime/cuda/padding.h"
 #include "tests/models/small_models.h"
@@ -103,12 +103,14 @@ PaddedModel model_of(const char* name, std::int64_t dim, std::int64_t heads, con
 }
 
 std::vector<PaddedModel> padded_models() {
-  std::vector<PaddedModel> all = {model_of("Heads", 60, 2), model_of("Fused", 52, 4), model_of("LowRank", 51, 1),
-                                  model_of("Hidden", 64, 4), model_of("Experts", 60, 1, "mmrec100m")};
+  std::vector<PaddedModel> all = {model_of("Heads", 60, 2),   model_of("Fused", 52, 4),
+                                  model_of("LowRank", 51, 1), model_of("Hidden", 64, 4),
+                                  model_of("Whole", 64, 2),   model_of("Experts", 60, 1, "mmrec100m")};
   all[1].config.use_hem = true;
   all[2].config.use_dpg = true;
   all[2].config.dpg_rank = 13;
   all[3].config.memory_slots = 1;
+  all[4].config.ffn_dim = 128;  // nothing is padded
   return all;
 }
 

@@ -76,28 +76,25 @@ inline unsigned vote(unsigned mask, bool predicate, const char* what) {
 
 }  // namespace mmrec::cuda_emulation
 
+// Over the whole warp: kernels name no width.
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
-  const int lane = mmrec::cuda_emulation::this_thread().lane;
-  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_sync", (lane & -width) | (source & (width - 1)));
+T __shfl_sync(unsigned mask, T value, int source) {
+  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_sync", source & 31);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const int lane = mmrec::cuda_emulation::this_thread().lane;
-  const int source = lane - static_cast<int>(delta);
-  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_up_sync", source < (lane & -width) ? -1 : source);
+T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+  const int source = mmrec::cuda_emulation::this_thread().lane - static_cast<int>(delta);
+  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_up_sync", source);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const int lane = mmrec::cuda_emulation::this_thread().lane;
-  const int source = lane + static_cast<int>(delta);
-  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_down_sync", source > (lane | (width - 1)) ? -1 : source);
+T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+  const int source = mmrec::cuda_emulation::this_thread().lane + static_cast<int>(delta);
+  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_down_sync", source > 31 ? -1 : source);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
-  const int lane = mmrec::cuda_emulation::this_thread().lane;
-  const int source = lane ^ lane_mask;
-  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_xor_sync", source > (lane | (width - 1)) ? -1 : source);
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
+  return mmrec::cuda_emulation::shuffle(mask, value, "__shfl_xor_sync",
+                                        mmrec::cuda_emulation::this_thread().lane ^ lane_mask);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return mmrec::cuda_emulation::vote(mask, predicate != 0, "__ballot_sync");
