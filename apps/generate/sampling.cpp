@@ -101,7 +101,7 @@ void set_sampler(const Arguments& arguments, SamplerOptions& sampler) {
     if (!option.in_programs()) continue;
     option.visit(sampler, [&]<class T>(T& value) {
       if constexpr (std::is_same_v<T, float>) {
-        const float min = static_cast<float>(option.min);
+        const auto min = static_cast<float>(option.min);
         value = arguments.real(option.flag, min, most(option), option.above_min).value_or(value);
       } else if constexpr (std::is_same_v<T, int>) {
         value = static_cast<int>(arguments.integer(option.flag, value, static_cast<int>(option.min), kMaxInt));

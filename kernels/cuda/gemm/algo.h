@@ -56,11 +56,11 @@ inline int few_rows_slices(const WeightView<Device>& weight) {
   constexpr std::int64_t kMostBlocks = 128;                 // one a multiprocessor, beside one of the next kernel's
   constexpr std::int64_t kDepth = 64, kLeastBlocksOfK = 4;  // of a block of k; in a slice
   const std::int64_t tiles = (weight.rows + kOutputs - 1) / kOutputs, blocks = (weight.cols + kDepth - 1) / kDepth;
-  int slices = 1;
+  std::int64_t slices = 1;
   while (slices < kMostSlices && 2 * slices * tiles <= kMostBlocks && 2 * slices * kLeastBlocksOfK <= blocks) {
     slices *= 2;
   }
-  return slices;
+  return static_cast<int>(slices);
 }
 
 /// What a batch-invariant Cuda takes: one class of arithmetic for rows of steps (force_row_kernel), where kManyRows

@@ -58,12 +58,12 @@ struct FewRowsRing {
   std::uint64_t* arrived;
 
   /// Other blocks of the cluster use the barriers after ptx::cluster_wait(), which all threads must call once.
-  __device__ FewRowsRing() : stages(ptx::shared_memory<std::byte>()) {
-    stages += (kAlignment - reinterpret_cast<std::uintptr_t>(stages) % kAlignment) % kAlignment;
-    received = reinterpret_cast<uint4*>(stages + kReceivedAt);
-    full = reinterpret_cast<std::uint64_t*>(stages + kBarriersAt);
-    empty = full + kMostStages;
-    arrived = empty + kMostStages;
+  __device__ FewRowsRing()
+      : stages(begin()),
+        received(reinterpret_cast<uint4*>(stages + kReceivedAt)),
+        full(reinterpret_cast<std::uint64_t*>(stages + kBarriersAt)),
+        empty(full + kMostStages),
+        arrived(empty + kMostStages) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kMostStages; ++s) {
         ptx::mbarrier_init(&full[s], 1);
@@ -80,6 +80,12 @@ struct FewRowsRing {
     if (kReceivesInRing && slices > 1) ptx::cluster_sync_memory();
   }
   __device__ uint4* own_sums() const { return reinterpret_cast<uint4*>(stages); }
+
+ private:
+  __device__ static std::byte* begin() {
+    auto* const memory = ptx::shared_memory<std::byte>();
+    return memory + (kAlignment - reinterpret_cast<std::uintptr_t>(memory) % kAlignment) % kAlignment;
+  }
 };
 
 template <class Y>
