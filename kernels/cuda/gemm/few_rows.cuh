@@ -37,9 +37,9 @@ constexpr int kRowGroup = 8;
 __device__ constexpr int vector_of_thread(int thread) { return thread + thread / 16; }
 constexpr int kGroupVectors = vector_of_thread(kWarpgroup);
 
-/// Shared memory, such that two blocks and some of other kernels fit a multiprocessor: the ring of stages, whose
-/// memory takes the block's own sums when it is done; what the other slices send, which where rows are many is the
-/// ring's memory too, once all slices have done with theirs; barriers. kRows: of x, 32, 64 or 128.
+/// Shared memory, such that two blocks and some of other kernels fit a multiprocessor: the ring of stages, what the
+/// other slices send, and barriers. When the ring is done its memory takes the block's own sums; of many rows also what
+/// others send, once all slices are done. kRows: of x, 32, 64 or 128.
 constexpr int kMostStages = 16;
 constexpr int kAlignment = 1024;
 template <int kRows>
@@ -147,17 +147,18 @@ template <int kRows, int kSlices>
 struct FewRowsShare {
   static constexpr int kOwners = std::min(kSlices, FewRowsRing<kRows>::kGroups);
   static constexpr int kGroups = FewRowsRing<kRows>::kGroups / kOwners;
-  static constexpr int kOfSlice = kGroups * kRowGroup;  // rows
+  static constexpr int kOfSlice = kGroups * kRowGroup;                                  // rows
+  static constexpr bool kCounts = kSlices > 1 && !FewRowsRing<kRows>::kReceivesInRing;  // bytes, by a barrier
 };
 
-/// By the warpgroup whose products are done: its sums of the slice's rows stay, those of other slices' rows go to their
-/// blocks; none of groups that x does not have.
+/// By the warpgroup that has multiplied. Sums of the rows that this slice finishes stay in the block. Sums of other
+/// rows go to the block that finishes them, but for groups of rows that x does not have.
 template <int kSlices, int kRows>
 __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int rows,
                                   const float (&sum)[kRows / 2]) {
   using Share = FewRowsShare<kRows, kSlices>;
   const int real = (rows + kRowGroup - 1) / kRowGroup;
-  if (kSlices > 1 && !FewRowsRing<kRows>::kReceivesInRing && threadIdx.x == 0) {
+  if (Share::kCounts && threadIdx.x == 0) {
     const int own = min(max(real - place.slice * Share::kGroups, 0), Share::kGroups);
     ptx::mbarrier_arrive_expect(ring.arrived, static_cast<unsigned>((kSlices - 1) * own * kWarpgroup * 16));
   }
@@ -182,10 +183,10 @@ __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsP
 #pragma unroll
     for (int g = 0; g < Share::kGroups; ++g) {
       if (slice * Share::kGroups + g >= real) break;
-      if constexpr (FewRowsRing<kRows>::kReceivesInRing) {
-        ptx::store_in_cluster(there + g * kGroupVectors * 16, vector(slice, g));
-      } else {
+      if constexpr (Share::kCounts) {
         ptx::store_async(there + g * kGroupVectors * 16, vector(slice, g), arrived);
+      } else {
+        ptx::store_in_cluster(there + g * kGroupVectors * 16, vector(slice, g));
       }
     }
   }
@@ -212,7 +213,7 @@ template <int kSlices, int kRows>
 __device__ inline void await_sums(const FewRowsRing<kRows>& ring) {
   ring.meet(kSlices);
   ptx::named_barrier_sync(2, kFinishers);
-  if (kSlices > 1 && !FewRowsRing<kRows>::kReceivesInRing) ptx::mbarrier_wait(ring.arrived, 0);
+  if constexpr (FewRowsShare<kRows, kSlices>::kCounts) ptx::mbarrier_wait(ring.arrived, 0);
 }
 /// Four neighbouring outputs of a row of the slice, before bias and activation.
 template <int kSlices, int kRows>
