@@ -8,7 +8,8 @@
 //
 // What comes after the last k-block has nothing to hide behind and but a few warps. So sums go from registers into the
 // other block, whose threads wait for their bytes (st.async), and the common epilogues are code without branches.
-// (Copies of sums by the copy engine take longer. docs/measurements has figures.)
+// (Copies of sums by the copy engine take longer. docs/measurements has figures.) Sums of up to 128 rows would take the
+// memory of a stage that is needed: they stay in the ring, where the other blocks read them.
 #pragma once
 
 #include <algorithm>
@@ -38,18 +39,18 @@ __device__ constexpr int vector_of_thread(int thread) { return thread + thread /
 constexpr int kGroupVectors = vector_of_thread(kWarpgroup);
 
 /// Shared memory, such that two blocks and some of other kernels fit a multiprocessor: the ring of stages, what the
-/// other slices send, and barriers. When the ring is done its memory takes the block's own sums; of many rows also what
-/// others send, once all slices are done. kRows: of x, 32, 64 or 128.
+/// other slices send, and barriers. When the ring is done its memory takes the block's own sums; of many rows also those
+/// of all slices, added up. kRows: of x, 32, 64 or 128.
 constexpr int kMostStages = 16;
 constexpr int kAlignment = 1024;
 template <int kRows>
 struct FewRowsRing {
   static constexpr int kGroups = kRows / kRowGroup;
-  static constexpr bool kReceivesInRing = kRows > 64;
+  static constexpr bool kSends = kRows <= 64;
   static constexpr int kBytes = 96 * 1024;
-  static constexpr int kReceivedAt = kReceivesInRing ? kGroups * kGroupVectors * 16 : kBytes;
+  static constexpr int kReceivedAt = kSends ? kBytes : kGroups * kGroupVectors * 16;
   static constexpr int kReceivedBytes = (kCluster - 1) * std::max(kGroups / kCluster, 1) * kGroupVectors * 16;
-  static constexpr int kBarriersAt = std::max(kBytes, kReceivedAt + kReceivedBytes);
+  static constexpr int kBarriersAt = kSends ? kReceivedAt + kReceivedBytes : kBytes;
   static constexpr std::size_t kSharedBytes = kAlignment + kBarriersAt + (2 * kMostStages + 1) * 8;
   std::byte* stages;
   uint4* received;
@@ -74,10 +75,6 @@ struct FewRowsRing {
     }
     __syncthreads();
     ptx::cluster_arrive();
-  }
-  /// By all threads, when the ring is done and when sums have been sent.
-  __device__ void meet(int slices) const {
-    if (kReceivesInRing && slices > 1) ptx::cluster_sync_memory();
   }
   __device__ uint4* own_sums() const { return reinterpret_cast<uint4*>(stages); }
 
@@ -147,18 +144,19 @@ template <int kRows, int kSlices>
 struct FewRowsShare {
   static constexpr int kOwners = std::min(kSlices, FewRowsRing<kRows>::kGroups);
   static constexpr int kGroups = FewRowsRing<kRows>::kGroups / kOwners;
-  static constexpr int kOfSlice = kGroups * kRowGroup;                                  // rows
-  static constexpr bool kCounts = kSlices > 1 && !FewRowsRing<kRows>::kReceivesInRing;  // bytes, by a barrier
+  static constexpr int kOfSlice = kGroups * kRowGroup;  // rows
+  static constexpr bool kSends = kSlices > 1 && FewRowsRing<kRows>::kSends;
+  static constexpr bool kReads = kSlices > 1 && !kSends;
 };
 
 /// By the warpgroup that has multiplied. Sums of the rows that this slice finishes stay in the block. Sums of other
-/// rows go to the block that finishes them, but for groups of rows that x does not have.
+/// rows go to the block that finishes them, or that block reads them, but for groups of rows that x does not have.
 template <int kSlices, int kRows>
 __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int rows,
                                   const float (&sum)[kRows / 2]) {
   using Share = FewRowsShare<kRows, kSlices>;
   const int real = (rows + kRowGroup - 1) / kRowGroup;
-  if (Share::kCounts && threadIdx.x == 0) {
+  if (Share::kSends && threadIdx.x == 0) {
     const int own = min(max(real - place.slice * Share::kGroups, 0), Share::kGroups);
     ptx::mbarrier_arrive_expect(ring.arrived, static_cast<unsigned>((kSlices - 1) * own * kWarpgroup * 16));
   }
@@ -170,9 +168,10 @@ __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsP
   };
 #pragma unroll
   for (int slice = 0; slice < Share::kOwners; ++slice) {
-    if (kSlices == 1 || slice == place.slice) {
+    if (Share::kReads || kSlices == 1 || slice == place.slice) {
+      const int first = Share::kReads ? slice * Share::kGroups : 0;
 #pragma unroll
-      for (int g = 0; g < Share::kGroups; ++g) ring.own_sums()[g * kGroupVectors + at] = vector(slice, g);
+      for (int g = 0; g < Share::kGroups; ++g) ring.own_sums()[(first + g) * kGroupVectors + at] = vector(slice, g);
       continue;
     }
     const int sender = place.slice - (place.slice > slice ? 1 : 0);  // among the others
@@ -183,11 +182,7 @@ __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsP
 #pragma unroll
     for (int g = 0; g < Share::kGroups; ++g) {
       if (slice * Share::kGroups + g >= real) break;
-      if constexpr (Share::kCounts) {
-        ptx::store_async(there + g * kGroupVectors * 16, vector(slice, g), arrived);
-      } else {
-        ptx::store_in_cluster(there + g * kGroupVectors * 16, vector(slice, g));
-      }
+      ptx::store_async(there + g * kGroupVectors * 16, vector(slice, g), arrived);
     }
   }
 }
@@ -208,25 +203,62 @@ __device__ inline void load_bias(const LinearOutput<Y>& out, const FewRowsPlace&
   load_outputs(out, out.bias, place.output + static_cast<int>(threadIdx.x) % kOutputThreads * 4, to);
 }
 
+/// Adds up all slices' sums of the slice's rows, read where they are, into `received`.
+template <int kSlices, int kRows>
+__device__ inline void read_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place) {
+  constexpr int kGroups = FewRowsShare<kRows, kSlices>::kGroups;
+  constexpr int kMine = kGroups * kWarpgroup / kFinishers;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int at = thread / kWarpgroup * kGroupVectors + vector_of_thread(thread % kWarpgroup);
+  const auto* const own = reinterpret_cast<const float4*>(ring.own_sums()) + place.slice * kGroups * kGroupVectors + at;
+  auto* const to = reinterpret_cast<float4*>(ring.received) + at;
+  float4 part[kSlices][kMine];
+#pragma unroll
+  for (int s = 0; s < kSlices; ++s) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const auto rank = static_cast<unsigned>(place.first_rank + s);
+      part[s][i] = ptx::load_from_cluster(own + i * (kFinishers / kWarpgroup) * kGroupVectors, rank);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    float4 sum = part[0][i];
+#pragma unroll
+    for (int s = 1; s < kSlices; ++s) {
+      const float4& p = part[s][i];
+      sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
+    }
+    to[i * (kFinishers / kWarpgroup) * kGroupVectors] = sum;
+  }
+}
 /// By threads that finish rows: waits for all slices' sums.
 template <int kSlices, int kRows>
-__device__ inline void await_sums(const FewRowsRing<kRows>& ring) {
-  ring.meet(kSlices);
+__device__ inline void await_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place) {
+  using Share = FewRowsShare<kRows, kSlices>;
+  if constexpr (Share::kReads) {
+    ptx::cluster_sync_memory();
+    read_sums<kSlices>(ring, place);
+    ptx::cluster_arrive();
+  }
   ptx::named_barrier_sync(2, kFinishers);
-  if constexpr (FewRowsShare<kRows, kSlices>::kCounts) ptx::mbarrier_wait(ring.arrived, 0);
+  if constexpr (Share::kSends) ptx::mbarrier_wait(ring.arrived, 0);
 }
 /// Four neighbouring outputs of a row of the slice, before bias and activation.
 template <int kSlices, int kRows>
 __device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int row, int output,
                               float (&to)[4]) {
-  constexpr int kSliceVectors = FewRowsShare<kRows, kSlices>::kGroups * kGroupVectors;
+  using Share = FewRowsShare<kRows, kSlices>;
+  constexpr int kSliceVectors = Share::kGroups * kGroupVectors;
+  constexpr int kParts = Share::kSends ? kSlices : 1;
   const int thread = output / 16 * 32 + output % 8 * 4 + row % kRowGroup / 2;  // of the first output
   const int at = (row / kRowGroup * kGroupVectors + vector_of_thread(thread)) * 4 + output % 16 / 8 * 2 + row % 2;
-  float part[kSlices][4];
+  float part[kParts][4];
 #pragma unroll
-  for (int s = 0; s < kSlices; ++s) {
+  for (int s = 0; s < kParts; ++s) {
     const int sender = s - (s > place.slice ? 1 : 0);
-    const uint4* const vectors = s == place.slice ? ring.own_sums() : ring.received + sender * kSliceVectors;
+    const bool is_own = kSlices == 1 || (Share::kSends && s == place.slice);
+    const uint4* const vectors = is_own ? ring.own_sums() : ring.received + sender * kSliceVectors;
     const float* const sums = reinterpret_cast<const float*>(vectors) + at;
 #pragma unroll
     for (int i = 0; i < 4; ++i) part[s][i] = sums[i * 16];  // outputs' threads are 4 apart
@@ -235,7 +267,7 @@ __device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace
   for (int i = 0; i < 4; ++i) {
     to[i] = part[0][i];
 #pragma unroll
-    for (int s = 1; s < kSlices; ++s) to[i] += part[s][i];
+    for (int s = 1; s < kParts; ++s) to[i] += part[s][i];
   }
 }
 
@@ -266,7 +298,7 @@ __device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlac
       load(from + min(column, out.columns - 4), residual[r]);
     }
   }
-  await_sums<kSlices>(ring);
+  await_sums<kSlices>(ring, place);
   float value[kMine][4];
 #pragma unroll
   for (int r = 0; r < kMine; ++r) {
@@ -288,6 +320,7 @@ __device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlac
     }
     if (!kAny && exists && column < out.columns) store(y, value[r]);
   }
+  if (FewRowsShare<kRows, kSlices>::kReads) ptx::cluster_wait();  // others have read this block's sums
 }
 
 /// By the threads that finish rows, when leave_sums() has been called.
@@ -311,7 +344,6 @@ __device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlac
 template <int kRows, class Y>
 __device__ inline void finish_block(const FewRowsJob<Y>& job, const FewRowsPlace& place, const FewRowsRing<kRows>& ring,
                                     const float (&bias)[4], const float (&sum)[kRows / 2]) {
-  ring.meet(job.slices);
   const auto by = [&]<int kSlices>() {
     if (threadIdx.x < kWarpgroup) leave_sums<kSlices>(ring, place, job.out.rows, sum);
     finish_rows<kSlices>(job.out, place, ring, bias);

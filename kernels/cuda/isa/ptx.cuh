@@ -174,12 +174,6 @@ __device__ inline unsigned long long load_from_cluster(const unsigned long long*
   return v;
 }
 
-/// Writes 16 bytes to a multiple of as many; others see them after cluster_sync_memory().
-__device__ inline void store_in_cluster(ClusterPlace to, uint4 v) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to.address), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
 /// Writes 16 or 8 bytes to a multiple of as many, on its own, and reports them to `barrier`, which lies in the same
 /// block: threads that have waited for it see them.
 __device__ inline void store_async(ClusterPlace to, uint4 v, ClusterPlace barrier) {

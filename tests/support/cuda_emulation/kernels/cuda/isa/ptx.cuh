@@ -165,9 +165,6 @@ inline ClusterPlace place_in_cluster(const void* at, unsigned rank) {
   emulation::Block& block = emulation::block_of_cluster(rank);
   return {&block, static_cast<std::byte*>(emulation::at_block(block, at))};
 }
-inline void store_in_cluster(ClusterPlace to, uint4 v) {
-  detail::store(reinterpret_cast<uint4*>(to.address), v, "store_in_cluster");
-}
 inline void store_async(ClusterPlace to, uint4 v, ClusterPlace barrier) {
   emulation::store_async(*to.block, to.address, &v, sizeof v, barrier.address);
 }
