@@ -75,13 +75,26 @@ enum class Activation : std::uint8_t { kNone, kGelu, kRelu, kGeluTanh };
 /// bits depend only on whether it lies in a whole tile, and where in that tile.
 inline constexpr std::int64_t kRowTile = 128;
 
+/// Rows on their way through a norm: y ⊙ weight rounded to A [n, D], and of every 64 channels of y the sum of squares,
+/// [n, scaled_parts(D)], 16-byte aligned. Products of such rows are divided by their roots (Linear::x_squares), so no
+/// kernel stands between the product that makes y and the next one. D is a multiple of 64.
+inline constexpr int kScaledPart = 64;
+constexpr std::int64_t scaled_parts(std::int64_t dim) { return (dim / kScaledPart + 3) / 4 * 4; }
+template <class Space, class A>
+struct ScaledRows {
+  const float* weight = nullptr;
+  MatrixView<A, Space> y = {};
+  float* squares = nullptr;  // null: nothing is wanted
+};
+
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
 /// x [n, in], weight [out, in], bias [out] or null, residual [n, out] or null; y [n, out]. Y is A or float. residual
 /// may alias y. force_row_kernel: no rows form a whole tile, however many there are. Callers set it for rows that stand
 /// together by chance. It has no meaning on a backend without tiles, but that a Cuda that is batch-invariant has a
 /// class of arithmetic for jobs with it, the steps', and one for jobs without it. `linear(backend, span<const Linear>)`
 /// runs independent jobs as one parallel region. y_rows, where linear_takes_rows() allows it: row r of y lies at
-/// y_rows[r], 16-byte aligned, in memory of Space; y has the shape alone.
+/// y_rows[r], 16-byte aligned, in memory of Space; y has the shape alone. Where passes_norms() allows it: x_squares, of
+/// an x that is scaled, so that y = act(rmsnorm(x') Wᵀ + bias) + …; and `scaled`, what y leaves, of an fp32 y.
 template <class Space, class A = float, class Y = A>
 struct Linear {
   MatrixView<const A, Space> x = {};
@@ -93,6 +106,8 @@ struct Linear {
   float residual_scale = 1.0F;
   bool force_row_kernel = false;
   Y* const* y_rows = nullptr;
+  const float* x_squares = nullptr;
+  ScaledRows<Space, A> scaled = {};
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
@@ -106,6 +121,8 @@ void split(Cuda& cuda, MatrixView<const float, Device> x, BFloat16* parts);
 /// Whether a device takes a job's y_rows: fp32 results of many rows of 16 bits, without a residual.
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job);
+/// Whether products of so many rows of bf16 by all of these weights pass norms on.
+bool passes_norms(const Cuda& cuda, std::int64_t rows, std::span<const WeightView<Device>> weights);
 template <class A, class Y>
 void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
   linear(cuda, std::span<const Linear<Device, A, Y>>(&job, 1), algo);
@@ -312,9 +329,9 @@ void embed_norm(Cuda& cuda, const EmbedNorm<Device, A>& op);
 template <class Space, class A>
 struct AdvanceNorm {
   MatrixView<const A, Space> z, v, zm;
-  MatrixView<const float, Space> gates;
+  MatrixView<const float, Space> gates = {};
   const float* gate_bias = nullptr;
-  MatrixView<const float, Space> decay;
+  MatrixView<const float, Space> decay = {};
   MatrixView<const float, Space> context_decay = {};
   float mdi_mix = 0.1F;
   RowsView<float, Space> h;
@@ -327,6 +344,31 @@ struct AdvanceNorm {
 };
 template <class A>
 void advance_norm(Cuda& cuda, const AdvanceNorm<Device, A>& op);
+
+/// AdvanceNorm and the products before it, where passes_norms() holds for their weights: gates = h gate_weightᵀ of the
+/// rounded state h, and decay and context_decay (none for DPG) of hidden rows, with their biases. u is u's scaled rows,
+/// with `squares`. And what SumNorm does for the layer before and the next one: sum += x as it comes in, and the
+/// rounding of the next state, to other memory than h's.
+template <class Space, class A>
+struct GatedAdvance {
+  AdvanceNorm<Space, A> advance;  // without gates, decay, context_decay
+  MatrixView<const A, Space> h;   // [n, D]
+  WeightView<Space> gate_weight;  // [2D, D]
+  struct Decay {
+    MatrixView<const A, Space> hidden = {};  // [n, G]
+    WeightView<Space> weight = {};           // [D, G]
+    const float* bias = nullptr;
+  };
+  Decay decay, context_decay = {};
+  float* squares = nullptr;
+  RowsView<double, Space> sum = {};  // without rows: none
+  RowsView<float, Space> closed = {};
+  std::int64_t segment = 0;
+  RoundState<Space, A> next = {};
+};
+void gated_advance(Cuda& cuda, const GatedAdvance<Device, BFloat16>& op);
+/// The scaled rows of x, for products that take them.
+void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, BFloat16>& scaled);
 
 /// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D]. Rows of `closed`, if it has any:
 /// where one is not null, then closed = sum / segment and sum = 0.

@@ -47,6 +47,8 @@ class ListedRuns {
   void attend(const Layer& w, std::int64_t layer, const Batch& all, const Piece& piece, std::int64_t first,
               std::int64_t count) {
     terms_.attend_listed(w, layer, all, piece, tables_.device(attending_) + first, count, most_rows_);
+    Work& work = terms_.work;
+    work.normalise(Work::times(work.x(all), piece), w.norm2, Work::times(work.u(all), piece));
   }
   /// Adds their x to their segments' sums, and makes slots of the segments that end. Their contexts are the caller's.
   void remember(std::int64_t layer, std::int64_t rows, std::int64_t first, std::int64_t count) {

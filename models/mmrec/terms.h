@@ -46,20 +46,22 @@ class BlockTerms {
   }
   /// q, v, z, k = W u + b; W_mz z + b_m; and the hidden layers of the decay networks, of z and of k. Without q in
   /// models without memory slots. On a device all of them are products with u (layer_fields.h), which has W_mz z in
-  /// place of k.
-  void project(const Layer& w, std::int64_t rows) {
+  /// place of k; u_squares: of a u that is scaled.
+  void project(const Layer& w, std::int64_t rows, const float* u_squares = nullptr) {
     const std::int64_t first = work.config.memory_slots == 0 ? work.dim() : 0, count = w.qvzk.rows - first;
     const auto activation = work.config.use_dpg ? kernels::Activation::kRelu : kernels::Activation::kGelu;
     const auto of_u = job(work.u(rows), w.qvzk.middle_rows(first, count), w.qvzk_bias + first,
                           work.qvzk(rows).middle_cols(first, count));
     const Matrix<const A> of_gamma = Work::kComposed ? work.u(rows) : z(rows);
     const Matrix<const A> of_context = Work::kComposed ? work.u(rows) : k(rows);
-    const typename Work::template Job<A> jobs[] = {
+    typename Work::template Job<A> jobs[] = {
         Work::kComposed ? of_u : job(z(rows), w.gate_z, w.gate_z_bias, work.zm(rows)),
         job(of_gamma, w.gamma_in, w.gamma_in_bias, work.gate_hidden(rows, 0), activation),
         job(of_context, w.context_in, w.context_in_bias, work.gate_hidden(rows, 1), activation)};
+    for (auto& each : jobs) each.x_squares = u_squares;
     if (!Work::kComposed) kernels::linear(work.backend, std::span(&of_u, 1));
-    kernels::linear(work.backend, std::span(jobs).first(static_cast<std::size_t>(1 + work.networks())));
+    kernels::linear(work.backend, std::span<const typename Work::template Job<A>>(
+                                      jobs, static_cast<std::size_t>(1 + work.networks())));
   }
   Matrix<const A> v(std::int64_t rows) { return work.qvzk(rows).middle_cols(work.dim(), work.dim()); }
   Matrix<const A> z(std::int64_t rows) { return work.qvzk(rows).middle_cols(2 * work.dim(), work.dim()); }
@@ -159,8 +161,7 @@ class BlockTerms {
     work.template linear<float>(Work::times(work.attended(b), piece), x,
                                 {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
   }
-  /// The same and u = rmsnorm(x; norm2), for rows of runs whose memories lie anywhere. `runs` lists `count` runs, each
-  /// with at most `rows` rows.
+  /// The same for rows of runs whose memories lie anywhere. `runs` lists `count` runs, each with at most `rows` rows.
   void attend_listed(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
                      const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows) {
     const Matrix<A> query = Work::matrix(work.attended(b));
@@ -175,7 +176,6 @@ class BlockTerms {
                                                         .most_slots = work.config.memory_slots,
                                                         .padding = work.config.head_padding});
     add_attended(w, b, piece);
-    work.normalise(Work::times(work.x(b), piece), w.norm2, Work::times(work.u(b), piece));
   }
   /// c where at most one slot is filled: [D] for all sequences (stride 0), or a row for each.
   Matrix<const float> context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t position) const {
@@ -202,13 +202,15 @@ class BlockTerms {
 
   // --- From y to x, and the memory
 
-  /// x += W_2 gelu(W_1 u + b_1) + b_2.
-  void feed_forward(const Layer& w, const Batch& b, const Piece& piece) {
+  /// x += W_2 gelu(W_1 u + b_1) + b_2. u_squares: of a u that is scaled. scaled: what x leaves, or nothing.
+  void feed_forward(const Layer& w, const Batch& b, const Piece& piece, const float* u_squares = nullptr,
+                    const kernels::ScaledRows<Space, A>& scaled = {}) {
     const Sequence<float> x = Work::times(work.x(b), piece);
     const Sequence<A> ffn = Work::times(work.ffn(b), piece);
-    work.template linear<A>(Work::times(work.u(b), piece), ffn,
-                            {.weight = w.ffn_in, .bias = w.ffn_in_bias, .activation = kernels::Activation::kGelu});
-    work.template linear<float>(ffn, x, {.weight = w.ffn_out, .bias = w.ffn_out_bias}, x);
+    work.template linear<A>(
+        Work::times(work.u(b), piece), ffn,
+        {.weight = w.ffn_in, .bias = w.ffn_in_bias, .activation = kernels::Activation::kGelu, .x_squares = u_squares});
+    work.template linear<float>(ffn, x, {.weight = w.ffn_out, .bias = w.ffn_out_bias, .scaled = scaled}, x);
   }
   /// Adds a piece's x to the running segment's sum. If the segment ends with the piece, its mean becomes a slot.
   void remember(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {

@@ -124,6 +124,18 @@ class Workspace {
   Matrix<float> state_gates(const Batch& b) {
     return {with_carry(if_rounded<A>(h_, beside_h_), b).data, b.sequences, 2 * dim()};
   }
+  /// What such rows keep there instead, where no kernel computes the gates alone: another rounded state, and squares of
+  /// rows that are scaled by norm1 and by norm2.
+  struct PassedRows {
+    Matrix<A> h_rounded;
+    float* squares[2];
+  };
+  PassedRows passed_rows(const Batch& b) {
+    float* const begin = state_gates(b).data;
+    float* const squares = begin + b.sequences * dim();
+    return {{reinterpret_cast<A*>(begin), b.sequences, dim()},
+            {squares, squares + b.sequences * kernels::scaled_parts(dim())}};
+  }
 
   // --- State of a layer, of the sequences of a batch.
 

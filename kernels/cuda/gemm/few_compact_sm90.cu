@@ -21,8 +21,9 @@ namespace mmrec::kernels {
 namespace {
 
 static_assert(kDepth == kCompactGroup);
-constexpr int kBlockGroups = 2;   // of a k-block
-constexpr int kScalesOfRow = 16;  // bytes: of 4 groups
+constexpr int kBlockGroups = 2;                  // of a k-block
+constexpr int kScalesOfRow = 16;                 // bytes: of 4 groups
+constexpr int kCompactThreads = kNormWarp * 32;  // the copying warp finds the norms as well: registers are few
 
 template <class Y>
 struct CompactJobs {
@@ -256,7 +257,7 @@ __device__ inline void multiply(const CompactJobs<Y>& jobs, const FewRowsPlace& 
 }
 
 template <class Y, int kRows>
-__global__ void __launch_bounds__(kThreads, 2) few_compact_kernel(const __grid_constant__ CompactJobs<Y> jobs) {
+__global__ void __launch_bounds__(kCompactThreads, 2) few_compact_kernel(const __grid_constant__ CompactJobs<Y> jobs) {
   ptx::allow_successor();
   const FewRowsRing<kRows> ring;
   const FewRowsPlace place = few_rows_place(jobs.job);
@@ -268,7 +269,9 @@ __global__ void __launch_bounds__(kThreads, 2) few_compact_kernel(const __grid_c
       by_numbers(jobs.rows[place.job], place, [&]<class N>(N) { copy<kRows, N>(jobs, place, ring); });
     }
     if (threadIdx.x % 32 != 0) ptx::cluster_wait();
-    return;
+    __syncwarp();
+    ptx::wait_for_predecessor();
+    return find_factors(job, place, ring);
   }
   load_bias(job.out, place, bias);
   ptx::cluster_wait();
@@ -294,7 +297,7 @@ void launch_few_compact(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>>
     parameters.scales[i] = make_tensor_map(stack, kOutputs, 1, /*wide=*/false, kScalesOfRow / 2);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
   }
-  launch(cuda.stream(), few_rows_launch<kRows>(clusters), few_compact_kernel<Y, kRows>, parameters);
+  launch(cuda.stream(), few_rows_launch<kRows>(clusters, kCompactThreads), few_compact_kernel<Y, kRows>, parameters);
 }
 
 }  // namespace

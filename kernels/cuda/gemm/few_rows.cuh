@@ -17,20 +17,24 @@
 #include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/operands.cuh"
 #include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/rows/scaled.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace mmrec::kernels {
 
-// Of a block: two warpgroups, of which one or both multiply and both finish rows, and a warp that copies.
+// Of a block: two warpgroups, of which one or both multiply and both finish rows, a warp that copies, and one for the
+// norms of x.
 constexpr int kWarpgroup = 128;
 constexpr int kFinishers = 2 * kWarpgroup;
 constexpr int kCopyingWarp = kFinishers / 32;
+constexpr int kNormWarp = kCopyingWarp + 1;
 constexpr int kOutputThreads = kOutputs / 4;              // that finish a row
 constexpr int kRowsAtOnce = kFinishers / kOutputThreads;  // 16
-constexpr int kThreads = kFinishers + 32;
+constexpr int kThreads = kFinishers + 64;
 constexpr int kDepth = kBoxColumns;  // of a k-block
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kCluster = kMostSlices;
+constexpr int kSumsBarrier = 2;  // of the block's own sums and factors
 
 // Sums lie as the product's threads have them (ptx::wgmma): of every 8 rows a thread has one vector of 16 bytes, 2 rows
 // of 2 outputs 8 apart. Gaps let threads of neighbouring outputs, which read one number of a vector, meet in no bank.
@@ -39,8 +43,8 @@ __device__ constexpr int vector_of_thread(int thread) { return thread + thread /
 constexpr int kGroupVectors = vector_of_thread(kWarpgroup);
 
 /// Shared memory, such that two blocks and some of other kernels fit a multiprocessor: the ring of stages, what the
-/// other slices send, and barriers. When the ring is done its memory takes the block's own sums; of many rows also those
-/// of all slices, added up. kRows: of x, 32, 64 or 128.
+/// other slices send, barriers, and factors of x's rows. When the ring is done its memory takes the block's own sums;
+/// of many rows also those of all slices, added up. kRows: of x, 32, 64 or 128.
 constexpr int kMostStages = 16;
 constexpr int kAlignment = 1024;
 template <int kRows>
@@ -51,12 +55,14 @@ struct FewRowsRing {
   static constexpr int kReceivedAt = kSends ? kBytes : kGroups * kGroupVectors * 16;
   static constexpr int kReceivedBytes = (kCluster - 1) * std::max(kGroups / kCluster, 1) * kGroupVectors * 16;
   static constexpr int kBarriersAt = kSends ? kReceivedAt + kReceivedBytes : kBytes;
-  static constexpr std::size_t kSharedBytes = kAlignment + kBarriersAt + (2 * kMostStages + 1) * 8;
+  static constexpr int kFactorsAt = kBarriersAt + (2 * kMostStages + 1) * 8;
+  static constexpr std::size_t kSharedBytes = kAlignment + kFactorsAt + kRows * sizeof(float);
   std::byte* stages;
   uint4* received;
   std::uint64_t* full;
   std::uint64_t* empty;
   std::uint64_t* arrived;
+  float* factors;
 
   /// Other blocks of the cluster use the barriers after ptx::cluster_wait(), which all threads must call once.
   __device__ FewRowsRing()
@@ -64,7 +70,8 @@ struct FewRowsRing {
         received(reinterpret_cast<uint4*>(stages + kReceivedAt)),
         full(reinterpret_cast<std::uint64_t*>(stages + kBarriersAt)),
         empty(full + kMostStages),
-        arrived(empty + kMostStages) {
+        arrived(empty + kMostStages),
+        factors(reinterpret_cast<float*>(stages + kFactorsAt)) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kMostStages; ++s) {
         ptx::mbarrier_init(&full[s], 1);
@@ -88,9 +95,21 @@ struct FewRowsRing {
 template <class Y>
 struct FewRowsJob {
   LinearOutput<Y> out;
+  const float* x_squares;  // or null
+  int columns_of_x;
+  ScaledRows<Device, BFloat16> scaled;
   int k_blocks;
   int slices;
   int end;  // clusters of the jobs up to this one
+};
+
+/// A stage of plain numbers: a k-block of W and of x. kRows: of x, 32, 64 or 128.
+template <int kRows>
+struct FewRowsStage {
+  static constexpr int kWBytes = kOutputs * kRowBytes;
+  static constexpr int kBytes = kWBytes + kRows * kRowBytes;
+  static constexpr int kCount = FewRowsRing<kRows>::kBytes / kBytes;
+  static_assert(kCount <= kMostStages);
 };
 
 /// The tile and the slice of it that a block works on.
@@ -137,6 +156,27 @@ __device__ inline void copy_stages(const FewRowsRing<kRows>& ring, int count, co
     load_w(k, stage);
     load_x(k, stage);
   }
+}
+
+/// By the warpgroup that multiplies alone: the sums of `count` k-blocks of plain numbers, of which Stage says how they
+/// lie: W, then x.
+template <class A, class Stage, int kRows>
+__device__ inline void multiply(const FewRowsRing<kRows>& ring, int count, float (&sum)[kRows / 2]) {
+  const std::uint64_t w = ptx::wgmma_operand(ring.stages);
+  const std::uint64_t x = ptx::wgmma_operand(ring.stages + Stage::kWBytes);
+  for (int k = 0; k < count; ++k) {
+    const int stage = k % Stage::kCount;
+    ptx::mbarrier_wait(&ring.full[stage], static_cast<std::uint32_t>(k / Stage::kCount) & 1U);
+    ptx::wgmma_fence();
+    const auto at = static_cast<std::uint64_t>(stage * (Stage::kBytes / 16));
+#pragma unroll
+    for (int i = 0; i < kDepth / 16; ++i) ptx::wgmma<A>(sum, w + at + 2 * i, x + at + 2 * i, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (k != 0 && threadIdx.x == 0) ptx::mbarrier_arrive(&ring.empty[(k - 1) % Stage::kCount]);
+  }
+  ptx::wgmma_wait_all(sum);
+  ptx::named_barrier_sync(1, kWarpgroup);  // nobody reads the ring any more
 }
 
 /// How slices share the groups of rows: the first kOwners of them have kGroups each.
@@ -232,6 +272,21 @@ __device__ inline void read_sums(const FewRowsRing<kRows>& ring, const FewRowsPl
     to[i * (kFinishers / kWarpgroup) * kGroupVectors] = sum;
   }
 }
+/// By the warp for norms: the factors of the slice's rows. await_sums() waits for them.
+template <int kRows, class Y>
+__device__ inline void find_factors(const FewRowsJob<Y>& job, const FewRowsPlace& place,
+                                    const FewRowsRing<kRows>& ring) {
+  const int of_slice = kRows / min(job.slices, FewRowsRing<kRows>::kGroups);
+  const int first = place.slice * of_slice, end = min(first + of_slice, job.out.rows);
+  if (job.x_squares == nullptr) {
+    for (int row = static_cast<int>(threadIdx.x) % 32; row < kRows; row += 32) ring.factors[row] = 1.0F;
+  } else {
+    scaled_factors(job.x_squares, job.columns_of_x, first, end,
+                   [&](int row, float factor) { ring.factors[row] = factor; });
+  }
+  ptx::named_barrier_arrive(kSumsBarrier, kFinishers + 32);
+}
+
 /// By threads that finish rows: waits for all slices' sums.
 template <int kSlices, int kRows>
 __device__ inline void await_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place) {
@@ -241,19 +296,17 @@ __device__ inline void await_sums(const FewRowsRing<kRows>& ring, const FewRowsP
     read_sums<kSlices>(ring, place);
     ptx::cluster_arrive();
   }
-  ptx::named_barrier_sync(2, kFinishers);
+  ptx::named_barrier_sync(kSumsBarrier, kFinishers + 32);
   if constexpr (Share::kSends) ptx::mbarrier_wait(ring.arrived, 0);
 }
-/// Four neighbouring outputs of a row of the slice, before bias and activation.
-template <int kSlices, int kRows>
-__device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int row, int output,
-                              float (&to)[4]) {
+/// Sums of four neighbouring outputs of a row of the slice, each slice's, or those of all.
+template <int kSlices, int kParts, int kRows>
+__device__ inline void load_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int row, int output,
+                                 float (&part)[kParts][4]) {
   using Share = FewRowsShare<kRows, kSlices>;
   constexpr int kSliceVectors = Share::kGroups * kGroupVectors;
-  constexpr int kParts = Share::kSends ? kSlices : 1;
   const int thread = output / 16 * 32 + output % 8 * 4 + row % kRowGroup / 2;  // of the first output
   const int at = (row / kRowGroup * kGroupVectors + vector_of_thread(thread)) * 4 + output % 16 / 8 * 2 + row % 2;
-  float part[kParts][4];
 #pragma unroll
   for (int s = 0; s < kParts; ++s) {
     const int sender = s - (s > place.slice ? 1 : 0);
@@ -263,6 +316,14 @@ __device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace
 #pragma unroll
     for (int i = 0; i < 4; ++i) part[s][i] = sums[i * 16];  // outputs' threads are 4 apart
   }
+}
+/// The four outputs, before bias and activation.
+template <int kSlices, int kRows>
+__device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int row, int output,
+                              float (&to)[4]) {
+  constexpr int kParts = FewRowsShare<kRows, kSlices>::kSends ? kSlices : 1;
+  float part[kParts][4];
+  load_sums<kSlices>(ring, place, row, output, part);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     to[i] = part[0][i];
@@ -271,17 +332,19 @@ __device__ inline void add_up(const FewRowsRing<kRows>& ring, const FewRowsPlace
   }
 }
 
-/// Epilogues of outputs that take 16 bytes, and any other.
-enum class Finish : std::uint8_t { kPlain, kResidual, kGelu, kAny };
+/// Epilogues of outputs that take 16 bytes, of those with a residual also one that leaves scaled rows, and any other.
+enum class Finish : std::uint8_t { kPlain, kResidual, kScaled, kGelu, kAny };
 
 /// Finishes the slice's rows: a thread has 4 outputs of every kRowsAtOnce-th. There are few warps to hide latency, so
 /// residuals are on their way before the sums are there, and nothing branches but in kAny: what does not exist is
 /// computed as well, of the last one's operands, and not stored.
 template <Finish kFinish, int kSlices, int kRows, class Y>
-__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place,
-                                   const FewRowsRing<kRows>& ring, const float (&bias)[4]) {
+__device__ inline void finish_rows(const FewRowsJob<Y>& job, const FewRowsPlace& place, const FewRowsRing<kRows>& ring,
+                                   const float (&bias)[4]) {
   constexpr bool kAny = kFinish == Finish::kAny;
-  constexpr bool kResidual = kAny || kFinish == Finish::kResidual;
+  constexpr bool kScaled = kFinish == Finish::kScaled;
+  constexpr bool kResidual = kAny || kScaled || kFinish == Finish::kResidual;
+  const LinearOutput<Y>& out = job.out;
   constexpr int kOfSlice = FewRowsShare<kRows, kSlices>::kOfSlice;
   constexpr int kMine = std::max(kOfSlice / kRowsAtOnce, 1);
   const int output = static_cast<int>(threadIdx.x) % kOutputThreads * 4;
@@ -298,6 +361,8 @@ __device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlac
       load(from + min(column, out.columns - 4), residual[r]);
     }
   }
+  float weight[4];
+  if constexpr (kScaled) load(job.scaled.weight + min(column, out.columns - 4), weight);
   await_sums<kSlices>(ring, place);
   float value[kMine][4];
 #pragma unroll
@@ -310,33 +375,39 @@ __device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlac
     const int row = first_row + of_slice;
     const bool exists = of_slice < kOfSlice && row < out.rows;
     Y* const y = out.y + row * out.y_stride + column;
+    const float factor = ring.factors[min(row, kRows - 1)];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Activation known = kFinish == Finish::kGelu ? Activation::kGelu : Activation::kNone;
       float& v = value[r][i];
-      v = activate(v + bias[i], kAny ? out.activation : known);
+      v = activate(__fmaf_rn(v, factor, bias[i]), kAny ? out.activation : known);
       if constexpr (kResidual) v = __fmaf_rn(out.residual_scale, residual[r][i], v);
       if (kAny && exists && column + i < out.columns) y[i] = narrow<Y>(v);
     }
     if (!kAny && exists && column < out.columns) store(y, value[r]);
+    if constexpr (kScaled) leave_scaled(job.scaled, exists && column < out.columns, row, column, value[r], weight);
   }
   if (FewRowsShare<kRows, kSlices>::kReads) ptx::cluster_wait();  // others have read this block's sums
 }
 
 /// By the threads that finish rows, when leave_sums() has been called.
 template <int kSlices, int kRows, class Y>
-__device__ inline void finish_rows(const LinearOutput<Y>& out, const FewRowsPlace& place,
-                                   const FewRowsRing<kRows>& ring, const float (&bias)[4]) {
+__device__ inline void finish_rows(const FewRowsJob<Y>& job, const FewRowsPlace& place, const FewRowsRing<kRows>& ring,
+                                   const float (&bias)[4]) {
+  const LinearOutput<Y>& out = job.out;
   const bool vectors = out.vectors && out.columns % 4 == 0;
   const bool residual = out.residual != nullptr;
+  if constexpr (std::is_same_v<Y, float>) {
+    if (job.scaled.squares != nullptr) return finish_rows<Finish::kScaled, kSlices>(job, place, ring, bias);
+  }
   if (vectors && out.activation == Activation::kNone && residual) {
-    finish_rows<Finish::kResidual, kSlices>(out, place, ring, bias);
+    finish_rows<Finish::kResidual, kSlices>(job, place, ring, bias);
   } else if (vectors && out.activation == Activation::kNone) {
-    finish_rows<Finish::kPlain, kSlices>(out, place, ring, bias);
+    finish_rows<Finish::kPlain, kSlices>(job, place, ring, bias);
   } else if (vectors && out.activation == Activation::kGelu && !residual) {
-    finish_rows<Finish::kGelu, kSlices>(out, place, ring, bias);
+    finish_rows<Finish::kGelu, kSlices>(job, place, ring, bias);
   } else {
-    finish_rows<Finish::kAny, kSlices>(out, place, ring, bias);
+    finish_rows<Finish::kAny, kSlices>(job, place, ring, bias);
   }
 }
 
@@ -346,7 +417,7 @@ __device__ inline void finish_block(const FewRowsJob<Y>& job, const FewRowsPlace
                                     const float (&bias)[4], const float (&sum)[kRows / 2]) {
   const auto by = [&]<int kSlices>() {
     if (threadIdx.x < kWarpgroup) leave_sums<kSlices>(ring, place, job.out.rows, sum);
-    finish_rows<kSlices>(job.out, place, ring, bias);
+    finish_rows<kSlices>(job, place, ring, bias);
   };
   static_assert(kMostSlices == 8);
   if (job.slices == 1) return by.template operator()<1>();
@@ -361,14 +432,21 @@ int set_few_rows_job(const Linear<Device, A, Y>& job, int depth, int begin, FewR
   const std::int64_t tiles = ceil_div(job.weight.rows, kOutputs);
   const int slices = few_rows_slices(job.weight);
   const int end = begin + static_cast<int>(ceil_div(tiles * slices, kCluster));
-  to = {linear_output(job), static_cast<int>(ceil_div(job.weight.cols, depth)), slices, end};
+  to = {.out = linear_output(job),
+        .x_squares = job.x_squares,
+        .columns_of_x = static_cast<int>(job.weight.cols),
+        .scaled = {},
+        .k_blocks = static_cast<int>(ceil_div(job.weight.cols, depth)),
+        .slices = slices,
+        .end = end};
+  if constexpr (std::is_same_v<A, BFloat16>) to.scaled = job.scaled;
   return end;
 }
 
 template <int kRows>
-LaunchConfig few_rows_launch(int clusters) {
+LaunchConfig few_rows_launch(int clusters, int threads) {
   return {.grid = dims(clusters * kCluster),
-          .block = dim3(kThreads),
+          .block = dims(threads),
           .shared_bytes = FewRowsRing<kRows>::kSharedBytes,
           .cluster = kCluster,
           .overlap_predecessor = true};

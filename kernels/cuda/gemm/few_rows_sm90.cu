@@ -28,15 +28,6 @@ struct FewRowsJobs {
   FewRowsJob<Y> job[kMostGemmJobs];
 };
 
-/// kRows: of x, 32, 64 or 128.
-template <int kRows>
-struct FewRowsStage {
-  static constexpr int kWBytes = kOutputs * kRowBytes;
-  static constexpr int kBytes = kWBytes + kRows * kRowBytes;
-  static constexpr int kCount = FewRowsRing<kRows>::kBytes / kBytes;
-  static_assert(kCount <= kMostStages);
-};
-
 template <class A, class Y, int kRows>
 __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_constant__ FewRowsJobs<Y> jobs) {
   using Stage = FewRowsStage<kRows>;
@@ -67,27 +58,16 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
     }
     return;
   }
+  if (warp == kNormWarp) {
+    ptx::cluster_wait();
+    ptx::wait_for_predecessor();
+    return find_factors(job, place, ring);
+  }
   load_bias(job.out, place, bias);
   ptx::cluster_wait();
   ptx::wait_for_predecessor();
   float sum[kRows / 2] = {};
-  if (warp < kWarpgroup / 32) {
-    const std::uint64_t w = ptx::wgmma_operand(ring.stages);
-    const std::uint64_t x = ptx::wgmma_operand(ring.stages + Stage::kWBytes);
-    for (int k = 0; k < count; ++k) {
-      const int stage = k % Stage::kCount;
-      ptx::mbarrier_wait(&ring.full[stage], static_cast<std::uint32_t>(k / Stage::kCount) & 1U);
-      ptx::wgmma_fence();
-      const auto at = static_cast<std::uint64_t>(stage * (Stage::kBytes / 16));
-#pragma unroll
-      for (int i = 0; i < kDepth / 16; ++i) ptx::wgmma<A>(sum, w + at + 2 * i, x + at + 2 * i, true);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      if (k != 0 && threadIdx.x == 0) ptx::mbarrier_arrive(&ring.empty[(k - 1) % Stage::kCount]);
-    }
-    ptx::wgmma_wait_all(sum);
-    ptx::named_barrier_sync(1, kWarpgroup);  // nobody reads the ring any more
-  }
+  if (warp < kWarpgroup / 32) multiply<A, Stage>(ring, count, sum);
   finish_block(job, place, ring, bias, sum);
 }
 
@@ -100,7 +80,7 @@ void launch_few_rows(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
     parameters.w[i] = make_tensor_map(matrix_stack<A>(jobs[i].weight), kOutputs, 1, /*wide=*/false);
     parameters.x[i] = make_tensor_map(matrix_stack(jobs[i].x), kRows);
   }
-  launch(cuda.stream(), few_rows_launch<kRows>(clusters), few_rows_kernel<A, Y, kRows>, parameters);
+  launch(cuda.stream(), few_rows_launch<kRows>(clusters, kThreads), few_rows_kernel<A, Y, kRows>, parameters);
 }
 
 }  // namespace

@@ -132,6 +132,12 @@ Linear<Device, A, Y> rows_of(Linear<Device, A, Y> job, std::int64_t first, std::
 
 template <class A, class Y>
 void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs) {
+  if (algo != LinearAlgo::kFewRows && algo != LinearAlgo::kFewCompact) {
+    for (const auto& job : jobs) {
+      if (job.x_squares == nullptr && job.scaled.squares == nullptr) continue;
+      throw std::invalid_argument("linear: products of so many rows pass no norms on");
+    }
+  }
   if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);
   if constexpr (sizeof(A) == 2) {
     if (algo == LinearAlgo::kFewRows) return linear_few_rows_sm90(cuda, jobs);
@@ -155,6 +161,14 @@ bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
   const bool may_fold = cuda.batch_invariant() && job.force_row_kernel;
   if (may_fold && few_rows_slices(job.weight) > 1) return false;  // no kernel for both
   return job.residual.data == nullptr && (algo == LinearAlgo::kManyRows || algo == LinearAlgo::kFp8);
+}
+
+bool passes_norms(const Cuda& cuda, std::int64_t rows, std::span<const WeightView<Device>> weights) {
+  const auto passes = [&](const WeightView<Device>& w) {
+    const MatrixView<const BFloat16, Device> x(nullptr, rows, w.cols);
+    return choose_linear(cuda, Linear<Device, BFloat16>{.x = x, .weight = w}) == LinearAlgo::kFewRows;
+  };
+  return !cuda.batch_invariant() && std::ranges::all_of(weights, passes);
 }
 
 template <class A, class Y>

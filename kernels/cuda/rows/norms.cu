@@ -24,6 +24,7 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
+#include "kernels/cuda/rows/scaled.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -389,7 +390,29 @@ bool in_vectors(const BlockResidual<Device, A>& op) {
          takes_vectors(op.bias, op.bias_stride);
 }
 
+/// blockIdx.x: a row; a thread has four channels at a time.
+__global__ void __launch_bounds__(kMostNormThreads)
+    scale_rows_kernel(MatrixView<const float, Device> x, const __grid_constant__ ScaledRows<Device, BFloat16> scaled) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const auto cols = static_cast<int>(x.cols);
+  for (auto first = static_cast<int>(threadIdx.x / 32) * 32; first * kGroup < cols;
+       first += static_cast<int>(blockDim.x)) {
+    const int group = first + static_cast<int>(threadIdx.x % 32);
+    float y[kGroup], weight[kGroup];
+    load_group<true>(x.row(blockIdx.x), group, cols, y);
+    load_group<true>(scaled.weight, group, cols, weight);
+    leave_scaled(scaled, group * kGroup < cols, blockIdx.x, group * kGroup, y, weight);
+  }
+}
+
 }  // namespace
+
+void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, BFloat16>& scaled) {
+  const std::int64_t threads = std::min<std::int64_t>(ceil_div(x.cols, kGroup * 32) * 32, kMostNormThreads);
+  if (x.rows == 0) return;
+  launch(cuda.stream(), overlapping(cuda, dims(x.rows), dims(threads)), scale_rows_kernel, x, scaled);
+}
 
 template <class A>
 void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,

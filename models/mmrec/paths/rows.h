@@ -1,5 +1,6 @@
 // One token of each of many sequences, row by row, on backends that have the ops (kernels::AdvanceNorm and its
-// neighbours). The recurrence's gates are one more product. The ops between products also norm their results.
+// neighbours). The recurrence's gates are one more product. The ops between products also norm their results. Some
+// numbers of rows need no ops between: products pass norms on, and the last ones advance the recurrence.
 //
 // Sequences stand side by side at one position, or anywhere: then lists say where each row's state lies, and the ops
 // depend on the shape that lay_out() gives alone, so they can be recorded. Rows of sequences that attend to two slots
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -31,6 +33,8 @@ class Rows {
   using Matrix = typename Work::template Matrix<T>;
   template <class T>
   using View = kernels::RowsView<T, Space>;
+
+  static constexpr bool kMayPass = std::is_same_v<A, kernels::BFloat16>;
 
   explicit Rows(BlockTerms<Backend, A>& terms)
       : terms_(terms), work_(terms.work), rare_(work_.backend), firsts_(terms) {}
@@ -62,6 +66,7 @@ class Rows {
       work_.restart(b);
       attends(b) ? set_rows(0, b.sequences) : set_rows(b.sequences, 0);
     }
+    passes_norms_ = can_pass_norms(terms_.layer(0));
     embed_norm(work_.backend,
                kernels::EmbedNorm<Space, A>{.table = terms_.model.embedding,
                                             .tokens = chunk.tokens,
@@ -73,42 +78,10 @@ class Rows {
   }
 
   void layer(std::int64_t layer, const Chunk& /*chunk*/, Done& /*done*/) {
-    const Layer& w = terms_.layer(layer);
-    terms_.project(w, rows());
-    // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave memory
-    // idle.
-    terms_.decay_factors(w, rows(),
-                         {.x = Work::row_of(work_.h_rounded(all_), 0),
-                          .weight = w.gate,
-                          .y = work_.state_gates(all_),
-                          .force_row_kernel = true});
-    advance_norm(work_.backend, kernels::AdvanceNorm<Space, A>{.z = terms_.z(rows()),
-                                                               .v = terms_.v(rows()),
-                                                               .zm = work_.zm(rows()),
-                                                               .gates = work_.state_gates(all_),
-                                                               .gate_bias = w.gate_bias,
-                                                               .decay = work_.gamma(rows()),
-                                                               .context_decay = terms_.context_decay(rows()),
-                                                               .mdi_mix = work_.config.mdi_mix,
-                                                               .h = state(layer),
-                                                               .h_rounded = Work::row_of(work_.h_rounded(all_), 1),
-                                                               .x = work_.x(rows()),
-                                                               .c = context(layer),
-                                                               .c_bias = context_bias(w),
-                                                               .norm = w.norm2,
-                                                               .u = work_.u(rows())});
-    if (attending_.sequences > 0) attend(w, layer);
-    terms_.feed_forward(w, all_, {0, 1});
-    const bool is_last = layer + 1 == work_.config.num_layers;
-    sum_norm(work_.backend,
-             kernels::SumNorm<Space, A>{.x = work_.x(rows()),
-                                        .sum = segment_sum(layer),
-                                        .closed = is_listed() ? closed(layer) : View<float>(),
-                                        .segment = work_.config.memory_segment,
-                                        .norm = is_last ? terms_.model.norm : terms_.layer(layer + 1).norm1,
-                                        .u = is_last ? normed_ : work_.u(rows()),
-                                        .next = next_state(layer + 1)});
-    if (!is_listed()) terms_.close(w, layer, batches_.front(), batches_.front().position + 1);
+    if constexpr (kMayPass) {
+      if (passes_norms_) return passing_norms(terms_.layer(layer), layer);
+    }
+    norming(terms_.layer(layer), layer);
   }
 
   /// After a step that lay_out() began: c of the sequences that have closed their first segment, as set_context() has
@@ -141,6 +114,105 @@ class Rows {
     }
     return {end, all - end};
   }
+  // A layer whose norms are kernels of their own.
+  void norming(const Layer& w, std::int64_t layer) {
+    terms_.project(w, rows());
+    // The gates' product depends on nothing of this step: it goes beside small ones whose latency would leave memory
+    // idle.
+    terms_.decay_factors(w, rows(),
+                         {.x = Work::row_of(work_.h_rounded(all_), 0),
+                          .weight = w.gate,
+                          .y = work_.state_gates(all_),
+                          .force_row_kernel = true});
+    kernels::AdvanceNorm<Space, A> advance = advance_of(w, layer);
+    advance.gates = work_.state_gates(all_);
+    advance.decay = work_.gamma(rows());
+    advance.context_decay = terms_.context_decay(rows());
+    advance_norm(work_.backend, advance);
+    if (attending_.sequences > 0) {
+      attend(w, layer);
+      work_.normalise(work_.x(attending_), w.norm2, work_.u(attending_));
+    }
+    terms_.feed_forward(w, all_, {0, 1});
+    sum(layer, next_state(layer + 1));
+  }
+
+  // A layer whose products pass norms on. What norming() does at its end is done by the next layer's advance.
+  void passing_norms(const Layer& w, std::int64_t layer) {
+    const bool is_first = layer == 0, is_last = layer + 1 == work_.config.num_layers;
+    const auto passed = work_.passed_rows(all_);
+    const auto rounded = [&](std::int64_t of_layer) {
+      return of_layer % 2 == 0 ? Work::row_of(work_.h_rounded(all_), 0) : passed.h_rounded;
+    };
+    terms_.project(w, rows(), is_first ? nullptr : passed.squares[0]);
+    kernels::GatedAdvance<Space, A> advance{.advance = advance_of(w, layer),
+                                            .h = rounded(layer),
+                                            .gate_weight = w.gate,
+                                            .decay = {work_.gate_hidden(rows(), 0), w.gamma_up, w.gamma_up_bias},
+                                            .squares = passed.squares[1]};
+    if (work_.networks() == 2) {
+      advance.context_decay = {work_.gate_hidden(rows(), 1), w.context_up, w.context_up_bias};
+    }
+    if (!is_last) advance.next = {state(layer + 1), rounded(layer + 1)};
+    if (!is_first) {
+      advance.sum = segment_sum(layer - 1);
+      if (is_listed()) advance.closed = closed(layer - 1);
+      advance.segment = work_.config.memory_segment;
+    }
+    gated_advance(work_.backend, advance);
+    if (!is_first) close(layer - 1);
+    if (attending_.sequences > 0) {
+      attend(w, layer);
+      const std::int64_t before = attending_.first_row * kernels::scaled_parts(work_.dim());
+      scale_rows(work_.backend, Work::matrix(work_.x(attending_)),
+                 {w.norm2, Work::matrix(work_.u(attending_)), passed.squares[1] + before});
+    }
+    kernels::ScaledRows<Space, A> scaled;
+    if (!is_last) scaled = {terms_.layer(layer + 1).norm1, work_.u(rows()), passed.squares[0]};
+    terms_.feed_forward(w, all_, {0, 1}, passed.squares[1], scaled);
+    if (is_last) sum(layer, {});
+  }
+  bool can_pass_norms(const Layer& w) const {
+    std::vector<kernels::WeightView<Space>> weights = {w.qvzk, w.gamma_in, w.gamma_up, w.gate, w.ffn_in, w.ffn_out};
+    if (work_.networks() == 2) weights.insert(weights.end(), {w.context_in, w.context_up});
+    return kMayPass && work_.dim() % kernels::kScaledPart == 0 && kernels::passes_norms(work_.backend, rows(), weights);
+  }
+
+  // But for the gates and the decay.
+  kernels::AdvanceNorm<Space, A> advance_of(const Layer& w, std::int64_t layer) {
+    return {.z = terms_.z(rows()),
+            .v = terms_.v(rows()),
+            .zm = work_.zm(rows()),
+            .gate_bias = w.gate_bias,
+            .mdi_mix = work_.config.mdi_mix,
+            .h = state(layer),
+            .h_rounded = Work::row_of(work_.h_rounded(all_), 1),
+            .x = work_.x(rows()),
+            .c = context(layer),
+            .c_bias = context_bias(w),
+            .norm = w.norm2,
+            .u = work_.u(rows())};
+  }
+  // The end of a layer: the segment's sum, and the norm that follows.
+  void sum(std::int64_t layer, const kernels::RoundState<Space, A>& next) {
+    const bool is_last = layer + 1 == work_.config.num_layers;
+    sum_norm(work_.backend,
+             kernels::SumNorm<Space, A>{.x = work_.x(rows()),
+                                        .sum = segment_sum(layer),
+                                        .closed = is_listed() ? closed(layer) : View<float>(),
+                                        .segment = work_.config.memory_segment,
+                                        .norm = is_last ? terms_.model.norm : terms_.layer(layer + 1).norm1,
+                                        .u = is_last ? normed_ : work_.u(rows()),
+                                        .next = next});
+    close(layer);
+  }
+  // Lists say what a step closes; without them a segment is closed here.
+  void close(std::int64_t layer) {
+    if (is_listed()) return;
+    const Batch& b = batches_.front();
+    terms_.close(terms_.layer(layer), layer, b, b.position + 1);
+  }
+
   void set_rows(std::int64_t calm, std::int64_t attending) {
     const Slot first = batches_.front().slot;
     all_ = {.slot = first, .sequences = calm + attending, .tokens = 1};
@@ -175,14 +247,13 @@ class Rows {
     return !is_listed() && attends(batches_.front()) ? nullptr : w.memory_out_bias;
   }
 
-  // x += c, u = rmsnorm(x; norm2) for rows that attend. Requires: there are some.
+  // x += c for rows that attend. Requires: there are some.
   void attend(const Layer& w, std::int64_t layer) {
     terms_.query(w, attending_, {0, 1});
     if (is_listed()) {
       return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1);
     }
     terms_.attend(w, layer, batches_.front(), {0, 1});
-    work_.normalise(work_.x(attending_), w.norm2, work_.u(attending_));
   }
 
   bool is_listed() const { return batches_.size() > 1 || work_.plan.align != 0; }
@@ -258,6 +329,7 @@ class Rows {
   Tables<Backend> rare_;
   std::span<const Batch> batches_;
   Batch all_, attending_;  // for activations alone
+  bool passes_norms_ = false;
   std::vector<std::int32_t> row_of_;
   SegmentContexts<Backend, A> firsts_;
   Placed<std::int32_t> token_of_;

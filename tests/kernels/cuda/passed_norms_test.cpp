@@ -1,0 +1,259 @@
+// Products that pass norms on, and the recurrence's token with its products, against float64.
+#include "tests/ops/op_test.h"
+
+namespace mmrec::kernels::test {
+namespace {
+
+using A = BFloat16;
+
+/// Scaled rows on a device, and what they should be.
+struct Scaled {
+  Matrix<A> y;
+  Matrix<float> weight, squares;
+
+  Scaled(Backend& on, std::int64_t rows, std::int64_t dim)
+      : y(on, rows, dim, kAlignedGaps),
+        weight(random_matrix<float>(on, 1, dim, kPacked, 71)),
+        squares(on, rows, scaled_parts(dim)) {}
+  ScaledRows<Device, A> rows() { return {weight.data(), y.view(), squares.data()}; }
+  /// Of fp32 rows x.
+  void expect_of(const std::vector<float>& x) const {
+    const std::vector<A> got = y.download();
+    const std::vector<float> got_squares = squares.download();
+    const std::size_t dim = weight.values().size(), parts = dim / kScaledPart;
+    ASSERT_EQ(got.size(), x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(to_float(got[i]), to_float(from_float<A>(x[i] * weight.values()[i % dim]))) << i;
+    }
+    const auto stride = static_cast<std::size_t>(scaled_parts(static_cast<std::int64_t>(dim)));
+    for (std::size_t part = 0; part < x.size() / kScaledPart; ++part) {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < kScaledPart; ++i) {
+        const auto value = static_cast<double>(x[part * kScaledPart + i]);
+        sum += value * value;
+      }
+      const float found = got_squares[part / parts * stride + part % parts];
+      ASSERT_NEAR(static_cast<double>(found), sum, 2e-6 * sum) << part;
+    }
+  }
+};
+
+class PassedNorms : public OnSm90<OpTest> {
+ protected:
+  static constexpr std::int64_t kRows[] = {9, 32, 33, 100, 128};
+  static constexpr std::int64_t kDims[] = {64, 192, 576, 1024, 2048};
+
+  template <class F>
+  void for_shapes(std::int64_t most, const F& f) {
+    for (const std::int64_t rows : kRows) {
+      for (const std::int64_t dim : kDims) {
+        if (small_sizes() && rows * dim > most) continue;
+        SCOPED_TRACE(testing::Message() << rows << " x " << dim);
+        f(rows, dim);
+      }
+    }
+  }
+};
+
+TEST_F(PassedNorms, AProductLeavesScaledRows) {
+  for_shapes(20000, [&](std::int64_t rows, std::int64_t dim) {
+    const std::int64_t in = small_sizes() ? 520 : 3 * dim + 8;
+    const Weights w(on(), dim, in, DType::kBF16, 1, 0.1);
+    Matrix<A> x = random_matrix<A>(on(), rows, in, kPacked, 2);
+    Matrix<float> bias = random_matrix<float>(on(), 1, dim, kPacked, 3);
+    Matrix<float> y = random_matrix<float>(on(), rows, dim, kPacked, 4);
+    Linear<Device, A, float> job{
+        .x = x.read(), .weight = w.view(), .bias = bias.data(), .y = y.view(), .residual = y.read()};
+    linear(on(), job);
+    const std::vector<float> plain = y.download();
+    y.reset();
+    Scaled scaled(on(), rows, dim);
+    job.scaled = scaled.rows();
+    linear(on(), job);
+    EXPECT_TRUE(same_bits(y.download(), plain));
+    scaled.expect_of(plain);
+  });
+}
+
+TEST_F(PassedNorms, RowsAreScaledAlone) {
+  for_shapes(30000, [&](std::int64_t rows, std::int64_t dim) {
+    Matrix<float> x = random_matrix<float>(on(), rows, dim, kAlignedGaps, 5);
+    Scaled scaled(on(), rows, dim);
+    scale_rows(on(), x.read(), scaled.rows());
+    scaled.expect_of(x.values());
+  });
+}
+
+TEST_F(PassedNorms, AProductTakesScaledRows) {
+  for_shapes(20000, [&](std::int64_t rows, std::int64_t dim) {
+    const std::int64_t out = small_sizes() ? 72 : dim + 8;
+    Matrix<float> x = random_matrix<float>(on(), rows, dim, kPacked, 6, 3.0);
+    Scaled scaled(on(), rows, dim);
+    scale_rows(on(), x.read(), scaled.rows());
+    const std::vector<A> of_x = scaled.y.download();
+    const Weights w(on(), out, dim, DType::kBF16, 7, 0.1);
+    Matrix<float> bias = random_matrix<float>(on(), 1, out, kPacked, 8);
+    for (const bool all : {true, false}) {
+      const std::int64_t count = all ? rows : 9;
+      Matrix<float> y(on(), count, out);
+      Linear<Device, A, float> job{.x = scaled.y.read().middle_rows(0, count),
+                                   .weight = w.view(),
+                                   .bias = bias.data(),
+                                   .y = y.view(),
+                                   .activation = Activation::kRelu,
+                                   .x_squares = scaled.squares.data()};
+      linear(on(), job);
+      const std::vector<float> got = y.download();
+      for (std::int64_t r = 0; r < count; ++r) {
+        double squares = 0.0;
+        for (std::int64_t c = 0; c < dim; ++c) squares += x(r, c) * x(r, c);
+        const double factor = 1.0 / (std::sqrt(squares / static_cast<double>(dim)) + 1e-6);
+        for (std::int64_t o = 0; o < out; ++o) {
+          double sum = 0.0, size = 0.0;
+          for (std::int64_t c = 0; c < dim; ++c) {
+            const double term = factor * w(o, c) * static_cast<double>(to_float(of_x[std::size_t(r * dim + c)]));
+            sum += term, size += std::abs(term);
+          }
+          const double want = std::max(sum + bias(0, o), 0.0);
+          ASSERT_NEAR(static_cast<double>(got[std::size_t(r * out + o)]), want, 3e-6 * (size + std::abs(bias(0, o))));
+        }
+      }
+    }
+  });
+}
+
+TEST_F(PassedNorms, OtherNumbersOfRowsPassNothing) {
+  const Weights w(on(), 64, 64, DType::kBF16, 1);
+  const WeightView<Device> weights[] = {w.view()};
+  for (const std::int64_t rows : {std::int64_t{8}, kFewRows + 1}) {
+    EXPECT_FALSE(passes_norms(on(), rows, weights));
+    Matrix<A> x = random_matrix<A>(on(), rows, 64, kPacked, 2);
+    Matrix<A> y(on(), rows, 64);
+    Matrix<float> squares = uniform_matrix<float>(on(), rows, scaled_parts(64), kPacked, 3);
+    const Linear<Device, A, A> job{.x = x.read(), .weight = w.view(), .y = y.view(), .x_squares = squares.data()};
+    EXPECT_THROW(linear(on(), job), std::invalid_argument);
+  }
+  for (const std::int64_t rows : {std::int64_t{9}, kFewRows}) EXPECT_TRUE(passes_norms(on(), rows, weights));
+}
+
+/// What is left out of a step.
+enum class Without { kNothing, kContextDecay, kLayerBefore, kNextLayer, kLists };
+
+TEST_F(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
+  for (const Without without :
+       {Without::kNothing, Without::kContextDecay, Without::kLayerBefore, Without::kNextLayer, Without::kLists}) {
+    for_shapes(13000, [&](std::int64_t rows, std::int64_t dim) {
+      SCOPED_TRACE(static_cast<int>(without));
+      const bool listed = without != Without::kLists, two_networks = without != Without::kContextDecay;
+      const std::int64_t hidden = dim / 4 + 8;
+      const Weights gate(on(), 2 * dim, dim, DType::kBF16, 11, 0.1);
+      const Weights up(on(), dim, hidden, DType::kBF16, 12, 0.3), other_up(on(), dim, hidden, DType::kBF16, 13, 0.3);
+      Matrix<A> networks = random_matrix<A>(on(), rows, 2 * hidden, kPacked, 14);
+      Matrix<A> rounded = random_matrix<A>(on(), rows, dim, kAlignedGaps, 15);
+      Matrix<A> zv = random_matrix<A>(on(), rows, 3 * dim, kPacked, 16);
+      Matrix<float> biases = random_matrix<float>(on(), 4, dim, kPacked, 17);
+      Matrix<float> h = random_matrix<float>(on(), rows, dim, kAlignedGaps, 18);
+      Matrix<float> x = random_matrix<float>(on(), rows, dim, kPacked, 19);
+      Matrix<float> c = random_matrix<float>(on(), rows, dim, kPacked, 20);
+      Matrix<float> next_h = random_matrix<float>(on(), rows, dim, kPacked, 21);
+      Matrix<A> h_rounded(on(), rows, dim, kAlignedGaps), next_rounded(on(), rows, dim);
+      std::vector<double> before(static_cast<std::size_t>(rows * dim));
+      for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
+      Buffer<double> sum = upload(on(), before);
+      Matrix<float> slots(on(), rows, dim);
+      Scaled scaled(on(), rows, dim);
+      constexpr float kMix = 0.1F;
+      constexpr std::int64_t kSegment = 24;
+      // Every fourth row has neither state nor sum; every other one has a c of its own, and ends its segment.
+      const auto exists = [&](std::int64_t r) { return !listed || r % 4 != 3; };
+      const auto closes = [&](std::int64_t r) { return listed && exists(r) && r % 2 == 0; };
+      std::vector<float*> states, closed;
+      std::vector<const float*> contexts;
+      std::vector<double*> sums;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        states.push_back(exists(r) ? h.view().row(r) - dim : nullptr);
+        contexts.push_back(r % 2 == 0 ? c.view().row(r) - dim : nullptr);
+        sums.push_back(exists(r) ? sum.data() + r * dim - 8 : nullptr);
+        closed.push_back(closes(r) ? slots.view().row(r) - 4 : nullptr);
+      }
+      const Buffer<float*> state_list = upload(on(), states), closed_list = upload(on(), closed);
+      const Buffer<const float*> context_list = upload(on(), contexts);
+      const Buffer<double*> sum_list = upload(on(), sums);
+      GatedAdvance<Device, A> op{.advance = {.z = zv.read().middle_cols(0, dim),
+                                             .v = zv.read().middle_cols(dim, dim),
+                                             .zm = zv.read().middle_cols(2 * dim, dim),
+                                             .gate_bias = biases.view().row(0),
+                                             .mdi_mix = kMix,
+                                             .h = h.view(),
+                                             .h_rounded = h_rounded.view(),
+                                             .x = x.view(),
+                                             .c = c.read(),
+                                             .norm = scaled.weight.data(),
+                                             .u = scaled.y.view()},
+                                 .h = rounded.read(),
+                                 .gate_weight = gate.view(),
+                                 .decay = {networks.read().middle_cols(0, hidden), up.view(), biases.view().row(1)},
+                                 .squares = scaled.squares.data()};
+      if (two_networks) {
+        op.context_decay = {networks.read().middle_cols(hidden, hidden), other_up.view(), biases.view().row(2)};
+      }
+      if (listed) {
+        op.advance.h = {state_list.data(), rows, dim, dim};
+        op.advance.c = {context_list.data(), rows, dim, dim};
+        op.advance.c_bias = biases.view().row(3);
+      }
+      if (without != Without::kLayerBefore) {
+        op.segment = kSegment;
+        op.sum = MatrixView<double, Device>(sum.data(), rows, dim);
+        if (listed) op.sum = {sum_list.data(), rows, dim, 8}, op.closed = {closed_list.data(), rows, dim, 4};
+      }
+      if (without != Without::kNextLayer) op.next = {next_h.view(), next_rounded.view()};
+      gated_advance(on(), op);
+
+      const std::vector<float> got_h = h.download(), got_x = x.download(), means = slots.download();
+      const std::vector<A> got_rounded = h_rounded.download(), got_next = next_rounded.download();
+      const std::vector<double> got_sum = download(on(), sum);
+      const auto dot = [](const Weights& w, std::int64_t row, const Matrix<A>& of, std::int64_t r, std::int64_t first) {
+        double all = 0.0;
+        for (std::int64_t k = 0; k < w.cols(); ++k) all += w(row, k) * of(r, first + k);
+        return all;
+      };
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < dim; ++i) {
+          const auto at = static_cast<std::size_t>(r * dim + i);
+          const double mix = static_cast<double>(kMix);
+          double gamma = sigmoid(dot(up, i, networks, r, 0) + biases(1, i));
+          if (two_networks) gamma *= sigmoid(dot(other_up, i, networks, r, hidden) + biases(2, i));
+          gamma = std::clamp(gamma, 1e-6, 1.0 - 1e-6);
+          const double s = sigmoid(dot(gate, i, rounded, r, 0) + biases(0, i));
+          const double g = sigmoid(zv(r, 2 * dim + i) + dot(gate, dim + i, rounded, r, 0));
+          const double want_h =
+              (gamma + mix * (1.0 - g + gamma)) * (exists(r) ? h(r, i) : 0.0) + zv(r, i) * (s + mix * g);
+          const double context = !listed || r % 2 == 0 ? c(r, i) : biases(3, i);
+          const double want_x = x(r, i) + want_h + 0.1 * zv(r, dim + i) + context;
+          ASSERT_NEAR(static_cast<double>(got_x[at]), want_x, 6e-6 * (1.0 + std::abs(want_x)));
+          ASSERT_NEAR(static_cast<double>(to_float(got_rounded[at])), want_h, 5e-3 * (1e-3 + std::abs(want_h)));
+          const bool sums_up = without != Without::kLayerBefore && exists(r);
+          const double all = before[at] + (sums_up ? x(r, i) : 0.0);
+          ASSERT_EQ(got_sum[at], sums_up && closes(r) ? 0.0 : all);
+          if (sums_up && closes(r)) {
+            ASSERT_EQ(means[at], static_cast<float>(all / kSegment));
+          }
+          if (without != Without::kNextLayer) {
+            ASSERT_EQ(to_float(got_next[at]), to_float(from_float<A>(static_cast<float>(next_h(r, i)))));
+          }
+          if (!exists(r)) {
+            ASSERT_EQ(static_cast<double>(got_h[at]), h(r, i));
+            continue;
+          }
+          ASSERT_NEAR(static_cast<double>(got_h[at]), want_h, 4e-6 * (1.0 + std::abs(want_h)));
+          ASSERT_EQ(to_float(got_rounded[at]), to_float(from_float<A>(got_h[at])));
+        }
+      }
+      scaled.expect_of(got_x);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace mmrec::kernels::test
