@@ -75,16 +75,24 @@ enum class Activation : std::uint8_t { kNone, kGelu, kRelu, kGeluTanh };
 /// bits depend only on whether it lies in a whole tile, and where in that tile.
 inline constexpr std::int64_t kRowTile = 128;
 
-/// Rows on their way through a norm: y ⊙ weight rounded to A [n, D], and of every 64 channels of y the sum of squares,
-/// [n, scaled_parts(D)], 16-byte aligned. Products of such rows are divided by their roots (Linear::x_squares), so no
-/// kernel stands between the product that makes y and the next one. D is a multiple of 64.
-inline constexpr int kScaledPart = 64;
-constexpr std::int64_t scaled_parts(std::int64_t dim) { return (dim / kScaledPart + 3) / 4 * 4; }
+/// On a device: rows of x, or sequences, that one reading of the weights serves, the columns of a tensor core's tile; and
+/// most rows of the middle class of `linear`.
+inline constexpr int kTileColumns = 8;
+inline constexpr std::int64_t kFewRows = 128;
+
+/// Rows on their way through a norm: y ⊙ weight rounded to A [n, D], and of every part of y's channels the sum of
+/// squares, [n, scaled_parts(D, part)], 16-byte aligned. Products of such rows are divided by their roots
+/// (Linear::x_squares), so no kernel stands between the product that makes y and the next one. D is a multiple of 64. A
+/// part has kFewScaledPart channels where a step has up to kTileColumns rows, else kScaledPart.
+inline constexpr int kScaledPart = 64, kFewScaledPart = 8;
+constexpr int scaled_part(std::int64_t rows) { return rows <= kTileColumns ? kFewScaledPart : kScaledPart; }
+constexpr std::int64_t scaled_parts(std::int64_t dim, int part) { return (dim / part + 3) / 4 * 4; }
 template <class Space, class A>
 struct ScaledRows {
   const float* weight = nullptr;
   MatrixView<A, Space> y = {};
   float* squares = nullptr;  // null: nothing is wanted
+  int part = kScaledPart;
 };
 
 /// y = act(x Wᵀ + bias) + residual_scale * residual.
@@ -121,7 +129,8 @@ void split(Cuda& cuda, MatrixView<const float, Device> x, BFloat16* parts);
 /// Whether a device takes a job's y_rows: fp32 results of many rows of 16 bits, without a residual.
 template <class A>
 bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job);
-/// Whether products of so many rows of bf16 by all of these weights pass norms on.
+/// Whether products of so many rows by all of these weights pass norms on: of fp32 and bf16.
+template <class A>
 bool passes_norms(const Cuda& cuda, std::int64_t rows, std::span<const WeightView<Device>> weights);
 template <class A, class Y>
 void linear(Cuda& cuda, const Linear<Device, A, Y>& job, LinearAlgo algo = {}) {
@@ -366,9 +375,11 @@ struct GatedAdvance {
   std::int64_t segment = 0;
   RoundState<Space, A> next = {};
 };
-void gated_advance(Cuda& cuda, const GatedAdvance<Device, BFloat16>& op);
+template <class A>
+void gated_advance(Cuda& cuda, const GatedAdvance<Device, A>& op);
 /// The scaled rows of x, for products that take them.
-void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, BFloat16>& scaled);
+template <class A>
+void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, A>& scaled);
 
 /// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D]. Rows of `closed`, if it has any:
 /// where one is not null, then closed = sum / segment and sum = 0.

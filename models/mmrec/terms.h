@@ -143,7 +143,8 @@ class BlockTerms {
     kernels::block_residual(work.backend, residual(b, piece));
   }
   /// x += W_o attend(queries; memory) + b_o, where two slots or more are filled.
-  void attend(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece) {
+  void attend(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
+              const kernels::ScaledRows<Space, A>& scaled = {}) {
     const Sequence<A> query = Work::times(work.attended(b), piece);
     const Matrix<float> memory = work.memory(b, layer, 0);
     Sequence<const float> rings(memory.data, b.sequences, work.filled_slots(b.position + piece.first), work.dim());
@@ -153,17 +154,19 @@ class BlockTerms {
                                                                                .heads = work.config.num_heads,
                                                                                .out = query,
                                                                                .padding = work.config.head_padding});
-    add_attended(w, b, piece);
+    add_attended(w, b, piece, scaled);
   }
-  /// x += W_o attended + b_o.
-  void add_attended(const Layer& w, const Batch& b, const Piece& piece) {
+  /// x += W_o attended + b_o. scaled: what x leaves, or nothing.
+  void add_attended(const Layer& w, const Batch& b, const Piece& piece,
+                    const kernels::ScaledRows<Space, A>& scaled = {}) {
     const Sequence<float> x = Work::times(work.x(b), piece);
     work.template linear<float>(Work::times(work.attended(b), piece), x,
-                                {.weight = w.memory_out, .bias = w.memory_out_bias}, x);
+                                {.weight = w.memory_out, .bias = w.memory_out_bias, .scaled = scaled}, x);
   }
   /// The same for rows of runs whose memories lie anywhere. `runs` lists `count` runs, each with at most `rows` rows.
   void attend_listed(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
-                     const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows) {
+                     const kernels::AttendingRun* runs, std::int64_t count, std::int64_t rows,
+                     const kernels::ScaledRows<Space, A>& scaled = {}) {
     const Matrix<A> query = Work::matrix(work.attended(b));
     packed_attention(work.backend,
                      kernels::PackedAttention<Space, A>{.q = query,
@@ -175,7 +178,7 @@ class BlockTerms {
                                                         .most_rows = rows,
                                                         .most_slots = work.config.memory_slots,
                                                         .padding = work.config.head_padding});
-    add_attended(w, b, piece);
+    add_attended(w, b, piece, scaled);
   }
   /// c where at most one slot is filled: [D] for all sequences (stride 0), or a row for each.
   Matrix<const float> context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t position) const {

@@ -129,12 +129,15 @@ class Workspace {
   struct PassedRows {
     Matrix<A> h_rounded;
     float* squares[2];
+    int part;  // of these
   };
   PassedRows passed_rows(const Batch& b) {
     float* const begin = state_gates(b).data;
     float* const squares = begin + b.sequences * dim();
+    const int part = kernels::scaled_part(b.sequences);
     return {{reinterpret_cast<A*>(begin), b.sequences, dim()},
-            {squares, squares + b.sequences * kernels::scaled_parts(dim())}};
+            {squares, squares + b.sequences * kernels::scaled_parts(dim(), part)},
+            part};
   }
 
   // --- State of a layer, of the sequences of a batch.

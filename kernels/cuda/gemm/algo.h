@@ -117,6 +117,8 @@ void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs
 /// The same, where job.weight has compact rows, for up to kFewCompactRows rows.
 template <class Y>
 void linear_few_compact_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
+/// gated_advance() of more than kTileColumns rows.
+void few_advance_sm90(Cuda& cuda, const GatedAdvance<Device, BFloat16>& op);
 /// What x stands for, if not for its own numbers. part_stride: x and the weights are the first of kParts parts each,
 /// and their sums are multiplied. scales, of Float8: a row of x is multiplied by its scale, and the weights are compact
 /// rows.

@@ -385,7 +385,7 @@ __device__ inline void finish_rows(const FewRowsJob<Y>& job, const FewRowsPlace&
       if (kAny && exists && column + i < out.columns) y[i] = narrow<Y>(v);
     }
     if (!kAny && exists && column < out.columns) store(y, value[r]);
-    if constexpr (kScaled) leave_scaled(job.scaled, exists && column < out.columns, row, column, value[r], weight);
+    if constexpr (kScaled) leave_scaled<kScaledPart>(job.scaled, exists && column < out.columns, row, column, value[r], weight);
   }
   if (FewRowsShare<kRows, kSlices>::kReads) ptx::cluster_wait();  // others have read this block's sums
 }

@@ -132,11 +132,13 @@ Linear<Device, A, Y> rows_of(Linear<Device, A, Y> job, std::int64_t first, std::
 
 template <class A, class Y>
 void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs) {
-  if (algo != LinearAlgo::kFewRows && algo != LinearAlgo::kFewCompact) {
-    for (const auto& job : jobs) {
-      if (job.x_squares == nullptr && job.scaled.squares == nullptr) continue;
-      throw std::invalid_argument("linear: products of so many rows pass no norms on");
-    }
+  const int part = algo == LinearAlgo::kMatvec                                           ? kFewScaledPart
+                   : algo == LinearAlgo::kFewRows || algo == LinearAlgo::kFewCompact ? kScaledPart
+                                                                                      : 0;
+  for (const auto& job : jobs) {
+    const bool takes = job.x_squares == nullptr || part != 0;
+    const bool leaves = job.scaled.squares == nullptr || job.scaled.part == part;
+    if (!takes || !leaves) throw std::invalid_argument("linear: products of so many rows pass no such norms on");
   }
   if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);
   if constexpr (sizeof(A) == 2) {
@@ -163,12 +165,15 @@ bool linear_takes_rows(const Cuda& cuda, const Linear<Device, A, float>& job) {
   return job.residual.data == nullptr && (algo == LinearAlgo::kManyRows || algo == LinearAlgo::kFp8);
 }
 
+template <class A>
 bool passes_norms(const Cuda& cuda, std::int64_t rows, std::span<const WeightView<Device>> weights) {
   const auto passes = [&](const WeightView<Device>& w) {
-    const MatrixView<const BFloat16, Device> x(nullptr, rows, w.cols);
-    return choose_linear(cuda, Linear<Device, BFloat16>{.x = x, .weight = w}) == LinearAlgo::kFewRows;
+    const MatrixView<const A, Device> x(nullptr, rows, w.cols);
+    const LinearAlgo algo = choose_linear(cuda, Linear<Device, A>{.x = x, .weight = w});
+    const bool is_aligned = takes_16_bytes(w.data, w.cols * static_cast<std::int64_t>(sizeof(A)));
+    return is_aligned && (algo == LinearAlgo::kMatvec || algo == LinearAlgo::kFewRows);
   };
-  return !cuda.batch_invariant() && std::ranges::all_of(weights, passes);
+  return !std::is_same_v<A, Float16> && !cuda.batch_invariant() && std::ranges::all_of(weights, passes);
 }
 
 template <class A, class Y>
@@ -193,7 +198,9 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo a
   }
 }
 
-#define MMREC_INSTANTIATE(A) template bool linear_takes_rows(const Cuda&, const Linear<Device, A, float>&);
+#define MMREC_INSTANTIATE(A)                                                         \
+  template bool linear_takes_rows(const Cuda&, const Linear<Device, A, float>&); \
+  template bool passes_norms<A>(const Cuda&, std::int64_t, std::span<const WeightView<Device>>);
 MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)
 #undef MMREC_INSTANTIATE
 #define MMREC_INSTANTIATE(A, Y) template void linear(Cuda&, std::span<const Linear<Device, A, Y>>, LinearAlgo);

@@ -324,10 +324,6 @@ class Staging {
   OwnedStream stream_;
 };
 
-/// Rows of x, or sequences, that one reading of the weights serves: the columns of a tensor core's tile.
-inline constexpr int kTileColumns = 8;
-/// Most rows of the middle class of `linear`.
-inline constexpr std::int64_t kFewRows = 128;
 /// Whether the ops of steps by rows (AdvanceNorm and its neighbours) take D channels.
 bool takes_token_rows(const Cuda& cuda, std::int64_t dim);
 /// Scratch with which bank_attention takes all runs of a call at once; with less it makes more launches.

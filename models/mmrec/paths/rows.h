@@ -34,7 +34,7 @@ class Rows {
   template <class T>
   using View = kernels::RowsView<T, Space>;
 
-  static constexpr bool kMayPass = std::is_same_v<A, kernels::BFloat16>;
+  static constexpr bool kMayPass = !std::is_same_v<A, kernels::Float16>;
 
   explicit Rows(BlockTerms<Backend, A>& terms)
       : terms_(terms), work_(terms.work), rare_(work_.backend), firsts_(terms) {}
@@ -161,21 +161,27 @@ class Rows {
     }
     gated_advance(work_.backend, advance);
     if (!is_first) close(layer - 1);
-    if (attending_.sequences > 0) {
-      attend(w, layer);
-      const std::int64_t before = attending_.first_row * kernels::scaled_parts(work_.dim());
-      scale_rows(work_.backend, Work::matrix(work_.x(attending_)),
-                 {w.norm2, Work::matrix(work_.u(attending_)), passed.squares[1] + before});
-    }
+    if (attending_.sequences > 0) attend_passing(w, layer, passed);
     kernels::ScaledRows<Space, A> scaled;
-    if (!is_last) scaled = {terms_.layer(layer + 1).norm1, work_.u(rows()), passed.squares[0]};
+    if (!is_last) scaled = {terms_.layer(layer + 1).norm1, work_.u(rows()), passed.squares[0], passed.part};
     terms_.feed_forward(w, all_, {0, 1}, passed.squares[1], scaled);
     if (is_last) sum(layer, {});
+  }
+  // x += c for rows that attend, and their scaled rows, by the product that makes x where that has the others' parts.
+  void attend_passing(const Layer& w, std::int64_t layer, const typename Work::PassedRows& passed) {
+    const std::int64_t count = attending_.sequences;
+    const std::int64_t before = attending_.first_row * kernels::scaled_parts(work_.dim(), passed.part);
+    const kernels::ScaledRows<Space, A> scaled{w.norm2, Work::matrix(work_.u(attending_)), passed.squares[1] + before,
+                                               passed.part};
+    const bool leaves = kernels::scaled_part(count) == passed.part &&
+                        kernels::passes_norms<A>(work_.backend, count, std::span(&w.memory_out, 1));
+    attend(w, layer, leaves ? scaled : kernels::ScaledRows<Space, A>());
+    if (!leaves) scale_rows(work_.backend, Work::matrix(work_.x(attending_)), scaled);
   }
   bool can_pass_norms(const Layer& w) const {
     std::vector<kernels::WeightView<Space>> weights = {w.qvzk, w.gamma_in, w.gamma_up, w.gate, w.ffn_in, w.ffn_out};
     if (work_.networks() == 2) weights.insert(weights.end(), {w.context_in, w.context_up});
-    return kMayPass && work_.dim() % kernels::kScaledPart == 0 && kernels::passes_norms(work_.backend, rows(), weights);
+    return kMayPass && work_.dim() % kernels::kScaledPart == 0 && kernels::passes_norms<A>(work_.backend, rows(), weights);
   }
 
   // But for the gates and the decay.
@@ -248,12 +254,12 @@ class Rows {
   }
 
   // x += c for rows that attend. Requires: there are some.
-  void attend(const Layer& w, std::int64_t layer) {
+  void attend(const Layer& w, std::int64_t layer, const kernels::ScaledRows<Space, A>& scaled = {}) {
     terms_.query(w, attending_, {0, 1});
     if (is_listed()) {
-      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1);
+      return terms_.attend_listed(w, layer, attending_, {0, 1}, tables_->device(runs_), attending_.sequences, 1, scaled);
     }
-    terms_.attend(w, layer, batches_.front(), {0, 1});
+    terms_.attend(w, layer, batches_.front(), {0, 1}, scaled);
   }
 
   bool is_listed() const { return batches_.size() > 1 || work_.plan.align != 0; }
