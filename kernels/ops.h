@@ -75,15 +75,15 @@ enum class Activation : std::uint8_t { kNone, kGelu, kRelu, kGeluTanh };
 /// bits depend only on whether it lies in a whole tile, and where in that tile.
 inline constexpr std::int64_t kRowTile = 128;
 
-/// On a device: rows of x, or sequences, that one reading of the weights serves, the columns of a tensor core's tile; and
-/// most rows of the middle class of `linear`.
+/// On a device: rows of x, or sequences, that one reading of the weights serves, the columns of a tensor core's tile;
+/// and most rows of the middle class of `linear`.
 inline constexpr int kTileColumns = 8;
 inline constexpr std::int64_t kFewRows = 128;
 
 /// Rows on their way through a norm: y ⊙ weight rounded to A [n, D], and of every part of y's channels the sum of
 /// squares, [n, scaled_parts(D, part)], 16-byte aligned. Products of such rows are divided by their roots
 /// (Linear::x_squares), so no kernel stands between the product that makes y and the next one. D is a multiple of 64. A
-/// part has kFewScaledPart channels where a step has up to kTileColumns rows, else kScaledPart.
+/// part has kFewScaledPart channels where products have up to kTileColumns rows, else kScaledPart.
 inline constexpr int kScaledPart = 64, kFewScaledPart = 8;
 constexpr int scaled_part(std::int64_t rows) { return rows <= kTileColumns ? kFewScaledPart : kScaledPart; }
 constexpr std::int64_t scaled_parts(std::int64_t dim, int part) { return (dim / part + 3) / 4 * 4; }
@@ -116,6 +116,7 @@ struct Linear {
   Y* const* y_rows = nullptr;
   const float* x_squares = nullptr;
   ScaledRows<Space, A> scaled = {};
+  bool as_few_rows = false;  // on a device, of a matrix of 16 bits: kTileColumns rows or fewer as some more
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
 /// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
@@ -370,6 +371,7 @@ struct GatedAdvance {
   };
   Decay decay, context_decay = {};
   float* squares = nullptr;
+  int part = kScaledPart;
   RowsView<double, Space> sum = {};  // without rows: none
   RowsView<float, Space> closed = {};
   std::int64_t segment = 0;

@@ -34,14 +34,14 @@ inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
 }
 
 /// Whether a step of up to 8 sequences at one position is faster by one kernel than by rows. Each stage of the kernel
-/// waits for all blocks, so that several sequences take some 20 us a layer, however small that is; rows take 11 and the
-/// reading. One H200, bf16, k tokens/s of 8 sequences by one kernel and by rows: layers of 3.6 MB 67 and 137, of 36
-/// MB 24.0 and 31.5, of 142 MB 20.5 and 16.9; of 2 sequences 22 and 38, 8.7 and 8.9, 6.7 and 4.9. One sequence has a
-/// faster kernel in 16 bits; in fp32 layers of 7 MB 10.5 and 19.8, of 13 MB 11.9 and 16.7, of 72 MB 2.92 and 2.86.
+/// waits for all blocks, so that several sequences take some 20 us a layer, however small that is; rows take 6 to 9 and
+/// the reading. docs/measurements has figures. One sequence has a faster kernel in 16 bits, once it attends to memory.
 inline bool one_kernel_pays(std::int64_t sequences, const kernels::DecodeShape& shape, std::int64_t element) {
   constexpr std::int64_t kMiB = 1 << 20;
-  if (sequences == 1 && element < 4) return true;
-  return layer_bytes(shape, element) >= (sequences <= 4 ? 32 : 48) * kMiB;
+  const bool is_16_bit = element < 4;
+  if (sequences == 1 && is_16_bit) return true;
+  const std::int64_t layer = layer_bytes(shape, 2);
+  return layer >= 48 * kMiB && (sequences <= 4 || (is_16_bit && layer < 256 * kMiB));
 }
 
 /// `shape` is the model's. `whole_step_fits` says whether the kernel takes it with a batch; it is asked last, because

@@ -252,7 +252,13 @@ class BlockTerms {
   template <class Y>
   typename Work::template Job<Y> job(Matrix<const A> x, const kernels::WeightView<Space>& weight, const float* bias,
                                      Matrix<Y> y, kernels::Activation activation = kernels::Activation::kNone) {
-    return {.x = x, .weight = weight, .bias = bias, .y = y, .activation = activation, .force_row_kernel = work.ragged};
+    return {.x = x,
+            .weight = weight,
+            .bias = bias,
+            .y = y,
+            .activation = activation,
+            .force_row_kernel = work.ragged,
+            .as_few_rows = work.as_few_rows};
   }
   kernels::BlockResidual<Space, A> residual(const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work.x(b), piece);

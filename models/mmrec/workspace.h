@@ -68,6 +68,8 @@ class Workspace {
   Activation<Backend, A> ffn;
   /// Whether the rows of the chunk at hand form no whole tiles.
   bool ragged = false;
+  /// Whether products of a step of a few rows go as those of some more.
+  bool as_few_rows = false;
 
   /// Memory for chunks of as many rows of so many sequences as the plan has, and for sweeps if there will be any; false
   /// if it was there already. Where it throws, the next call begins anew.
@@ -131,10 +133,9 @@ class Workspace {
     float* squares[2];
     int part;  // of these
   };
-  PassedRows passed_rows(const Batch& b) {
+  PassedRows passed_rows(const Batch& b, int part) {
     float* const begin = state_gates(b).data;
     float* const squares = begin + b.sequences * dim();
-    const int part = kernels::scaled_part(b.sequences);
     return {{reinterpret_cast<A*>(begin), b.sequences, dim()},
             {squares, squares + b.sequences * kernels::scaled_parts(dim(), part)},
             part};
@@ -234,6 +235,7 @@ class Workspace {
       job.x = rows_of(x), job.y = rows_of(y);
       if (residual.data != nullptr) job.residual = rows_of(residual);
       job.force_row_kernel = ragged;
+      job.as_few_rows = as_few_rows;
       return job;
     };
     if (is_matrix(x) && is_matrix(y) && is_matrix(residual)) {

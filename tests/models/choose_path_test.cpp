@@ -69,7 +69,8 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
 
 TEST(ChoosePath, TakesStepsOfSmallModelsByRows) {
   const kernels::DecodeShape small = {.dim = 384, .ffn = 768, .gate_hidden = 96};
-  const kernels::DecodeShape medium = {.dim = 1024, .ffn = 4096, .gate_hidden = 256};  // 36 MB a layer, in fp32 71 MB
+  const kernels::DecodeShape medium = {.dim = 1024, .ffn = 4096, .gate_hidden = 256};  // 36 MB a layer
+  const kernels::DecodeShape huge = {.dim = 4096, .ffn = 16384, .gate_hidden = 1024};  // 570 MB
   const auto chosen = [&](auto element, const kernels::DecodeShape& shape, std::int64_t sequences) {
     const Batch batches[] = {batch(0, sequences, 1)};
     const Chunk chunk{.batches = batches, .rows = sequences, .is_step = true, .options = {}};
@@ -78,10 +79,13 @@ TEST(ChoosePath, TakesStepsOfSmallModelsByRows) {
   };
   for (const std::int64_t sequences : {1, 2, 4, 5, 8}) {
     const auto by_one = [&](bool pays) { return pays ? Path::kWholeStep : Path::kRows; };
-    EXPECT_EQ(chosen(kernels::BFloat16(), small, sequences), by_one(sequences == 1)) << sequences;
-    EXPECT_EQ(chosen(kernels::BFloat16(), medium, sequences), by_one(sequences <= 4)) << sequences;
-    EXPECT_EQ(chosen(0.0F, medium, sequences), Path::kWholeStep) << sequences;
+    for (const auto& shape : {small, medium}) {
+      EXPECT_EQ(chosen(kernels::BFloat16(), shape, sequences), by_one(sequences == 1)) << sequences;
+      EXPECT_EQ(chosen(0.0F, shape, sequences), Path::kRows) << sequences;
+    }
     EXPECT_EQ(chosen(kernels::BFloat16(), kLarge, sequences), Path::kWholeStep) << sequences;
+    EXPECT_EQ(chosen(0.0F, kLarge, sequences), by_one(sequences <= 4)) << sequences;
+    EXPECT_EQ(chosen(kernels::BFloat16(), huge, sequences), by_one(sequences <= 4)) << sequences;
   }
 }
 

@@ -1,5 +1,5 @@
-// A token of the recurrence with the products that it needs (GatedAdvance in kernels/ops.h): how the products are shared
-// out, and what becomes of their sums. few_advance_sm90.cu and matvec_advance.cu multiply.
+// A token of the recurrence with the products that it needs (GatedAdvance in kernels/ops.h): how the products are
+// shared out, and what becomes of their sums. few_advance_sm90.cu and matvec_advance.cu multiply.
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -29,8 +29,8 @@ struct AdvanceShare {
   __device__ int end(int steps) const { return steps * (part + 1) / parts; }
 };
 
-/// What a thread needs to finish kWidth channels of a row, whose scaled rows have parts of kPart: everything is loaded at once, from somewhere else where there
-/// is nothing, and nothing waits for a predicate.
+/// What a thread needs to finish kWidth channels of a row, whose scaled rows have parts of kPart: everything is loaded
+/// at once, from somewhere else where there is nothing, and nothing waits for a predicate.
 template <class A, int kWidth, int kPart>
 class AdvancedRow {
  public:

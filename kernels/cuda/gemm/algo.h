@@ -79,7 +79,7 @@ LinearAlgo choose_invariant_linear(const Cuda& cuda, const Linear<Device, A, Y>&
 template <class A, class Y>
 LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
   if (cuda.batch_invariant()) return choose_invariant_linear(cuda, job);
-  if (job.x.rows <= kTileColumns) return LinearAlgo::kMatvec;
+  if (job.x.rows <= kTileColumns && !job.as_few_rows) return LinearAlgo::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
       if constexpr (std::is_same_v<A, BFloat16>) {
@@ -117,7 +117,7 @@ void linear_few_rows_sm90(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs
 /// The same, where job.weight has compact rows, for up to kFewCompactRows rows.
 template <class Y>
 void linear_few_compact_sm90(Cuda& cuda, std::span<const Linear<Device, BFloat16, Y>> jobs);
-/// gated_advance() of more than kTileColumns rows.
+/// gated_advance() of parts of kScaledPart.
 void few_advance_sm90(Cuda& cuda, const GatedAdvance<Device, BFloat16>& op);
 /// What x stands for, if not for its own numbers. part_stride: x and the weights are the first of kParts parts each,
 /// and their sums are multiplied. scales, of Float8: a row of x is multiplied by its scale, and the weights are compact

@@ -1,5 +1,5 @@
 // One token of the recurrence of 9 to 128 rows of bf16, with the products that make its gates and decay
-// (GatedAdvance in kernels/ops.h), on the tensor cores of sm_90a. Ring and exchange of sums: few_rows.cuh.
+// (GatedAdvance in kernels/ops.h), on the tensor cores of sm_90a. Ring and exchange of sums: few_rows_ring.cuh.
 //
 // A cluster owns 64 channels. Its 8 blocks multiply what these need: three have a third of k each of the state's part
 // of the first gate, three of the second gate's, and one has each decay network's last layer, or two share the only
@@ -11,7 +11,7 @@
 // Deterministic. A row's bits depend on the row and the weights alone.
 #include "kernels/cuda/gemm/advance.cuh"
 #include "kernels/cuda/gemm/algo.h"
-#include "kernels/cuda/gemm/few_rows.cuh"
+#include "kernels/cuda/gemm/few_rows_ring.cuh"
 
 namespace mmrec::kernels {
 namespace {

@@ -132,9 +132,9 @@ Linear<Device, A, Y> rows_of(Linear<Device, A, Y> job, std::int64_t first, std::
 
 template <class A, class Y>
 void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs) {
-  const int part = algo == LinearAlgo::kMatvec                                           ? kFewScaledPart
+  const int part = algo == LinearAlgo::kMatvec                                       ? kFewScaledPart
                    : algo == LinearAlgo::kFewRows || algo == LinearAlgo::kFewCompact ? kScaledPart
-                                                                                      : 0;
+                                                                                     : 0;
   for (const auto& job : jobs) {
     const bool takes = job.x_squares == nullptr || part != 0;
     const bool leaves = job.scaled.squares == nullptr || job.scaled.part == part;
@@ -198,7 +198,7 @@ void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo a
   }
 }
 
-#define MMREC_INSTANTIATE(A)                                                         \
+#define MMREC_INSTANTIATE(A)                                                     \
   template bool linear_takes_rows(const Cuda&, const Linear<Device, A, float>&); \
   template bool passes_norms<A>(const Cuda&, std::int64_t, std::span<const WeightView<Device>>);
 MMREC_FOR_EACH_TYPE(MMREC_INSTANTIATE)

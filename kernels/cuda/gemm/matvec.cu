@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<A>(kRows, kPace
   const LinearOutput<Y>& out = job.out;
   const int first_output = static_cast<int>(blockIdx.x - job.first_block) * kBlockOutputs;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int share = (job.in + kWarps * kStep<A> - 1) / (kWarps * kStep<A>) * kStep<A>;
+  const int share = (job.in + kWarps * kStep<A> - 1) / (kWarps * kStep<A>)*kStep<A>;
   WarpProduct<A, kRows, kPace> product(job.weight + std::int64_t{first_output} * job.in, out.columns - first_output,
                                        job.in, warp * share, (warp + 1) * share, job.x, job.x_stride, out.rows);
   // This thread will finish output `output` of row `row`.

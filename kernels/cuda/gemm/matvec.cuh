@@ -23,7 +23,7 @@ namespace mmrec::kernels {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlockOutputs = 8;
-constexpr int kAhead = 8;    // steps of weights in flight
+constexpr int kAhead = 8;  // steps of weights in flight
 constexpr int kFewSteps = 4;
 static_assert(kTileColumns == 8);
 
@@ -87,8 +87,8 @@ enum class Pace : std::uint8_t { kAtOnce, kStream, kUnaligned };
 template <class A, int kRows, Pace kPace>
 class WarpProduct {
  public:
-  /// weight: the first output's row; of `outputs` that exist the last is repeated, and nobody takes those sums. x, which
-  /// a kernel before may write, has `rows` rows.
+  /// weight: the first output's row; of `outputs` that exist the last is repeated, and nobody takes those sums. x,
+  /// which a kernel before may write, has `rows` rows.
   __device__ WarpProduct(const A* weight, int outputs, int in, int first, int end, const A* x, std::int64_t x_stride,
                          int rows)
       : x_stride_(x_stride) {

@@ -1,7 +1,8 @@
 // One token of the recurrence of 1 to 8 rows, with the products that make its gates and decay (GatedAdvance in
 // kernels/ops.h). A block owns 8 channels, whose products its 8 warps share out (advance.cuh, matvec.cuh).
 //
-// Bytes: the weights once; the rows' operands once. Deterministic. A row's bits depend on the row and the weights alone.
+// Bytes: the weights once; the rows' operands once. Deterministic. A row's bits depend on the row and the weights
+// alone.
 #include "kernels/cuda/gemm/advance.cuh"
 #include "kernels/cuda/gemm/algo.h"
 #include "kernels/cuda/gemm/matvec.cuh"
@@ -62,7 +63,7 @@ void gated_advance(Cuda& cuda, const GatedAdvance<Device, A>& op) {
     if (rows <= 1) return launch_advance<1>(cuda, op);
     if (rows <= 2) return launch_advance<2>(cuda, op);
     if (rows <= 4) return launch_advance<4>(cuda, op);
-  } else if (rows > kTileColumns) {
+  } else if (op.part == kScaledPart) {
     return few_advance_sm90(cuda, op);
   }
   launch_advance<kTileColumns>(cuda, op);

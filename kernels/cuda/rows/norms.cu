@@ -390,8 +390,8 @@ bool in_vectors(const BlockResidual<Device, A>& op) {
          takes_vectors(op.bias, op.bias_stride);
 }
 
-/// blockIdx.x: a row. A thread has as many channels at a time as in the products that leave scaled rows, so that squares
-/// are added in one order.
+/// blockIdx.x: a row. A thread has as many channels at a time as in the products that leave scaled rows, so that
+/// squares are added in one order.
 template <int kPart, class A>
 __global__ void __launch_bounds__(kMostNormThreads)
     scale_rows_kernel(MatrixView<const float, Device> x, const __grid_constant__ ScaledRows<Device, A> scaled) {

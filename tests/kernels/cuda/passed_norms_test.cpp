@@ -11,8 +11,8 @@ struct Scaled {
   Matrix<A> y;
   Matrix<float> weight, squares;
 
-  Scaled(Backend& on, std::int64_t rows, std::int64_t dim)
-      : part(scaled_part(rows)),
+  Scaled(Backend& on, std::int64_t rows, std::int64_t dim, bool as_few_rows)
+      : part(as_few_rows ? kScaledPart : scaled_part(rows)),
         y(on, rows, dim, kAlignedGaps),
         weight(random_matrix<float>(on, 1, dim, kPacked, 71)),
         squares(on, rows, scaled_parts(dim, part)) {}
@@ -46,6 +46,7 @@ class PassedNorms : public OnSm90<OpTest> {
   static constexpr DType kType = kDTypeOf<A>;
   static constexpr std::int64_t kDims[] = {64, 192, 576, 1024, 2048};
 
+  /// f(rows, D, whether few rows go as more).
   template <class F>
   void for_shapes(std::int64_t most, const F& f) {
     std::vector<std::int64_t> numbers = {1, 3, 8};
@@ -54,7 +55,8 @@ class PassedNorms : public OnSm90<OpTest> {
       for (const std::int64_t dim : kDims) {
         if (small_sizes() && rows * dim > most) continue;
         SCOPED_TRACE(testing::Message() << rows << " x " << dim);
-        f(rows, dim);
+        f(rows, dim, false);
+        if (sizeof(A) == 2 && rows <= kTileColumns) f(rows, dim, true);
       }
     }
   }
@@ -65,18 +67,22 @@ TYPED_TEST_SUITE(PassedNorms, Types);
 
 TYPED_TEST(PassedNorms, AProductLeavesScaledRows) {
   using A = TypeParam;
-  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim) {
+  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
     const std::int64_t in = small_sizes() ? 520 : 3 * dim + 8;
     const Weights w(this->on(), dim, in, TestFixture::kType, 1, 0.1);
     Matrix<A> x = random_matrix<A>(this->on(), rows, in, kPacked, 2);
     Matrix<float> bias = random_matrix<float>(this->on(), 1, dim, kPacked, 3);
     Matrix<float> y = random_matrix<float>(this->on(), rows, dim, kPacked, 4);
-    Linear<Device, A, float> job{
-        .x = x.read(), .weight = w.view(), .bias = bias.data(), .y = y.view(), .residual = y.read()};
+    Linear<Device, A, float> job{.x = x.read(),
+                                 .weight = w.view(),
+                                 .bias = bias.data(),
+                                 .y = y.view(),
+                                 .residual = y.read(),
+                                 .as_few_rows = as_few_rows};
     linear(this->on(), job);
     const std::vector<float> plain = y.download();
     y.reset();
-    Scaled<A> scaled(this->on(), rows, dim);
+    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
     job.scaled = scaled.rows();
     linear(this->on(), job);
     EXPECT_TRUE(same_bits(y.download(), plain));
@@ -86,9 +92,9 @@ TYPED_TEST(PassedNorms, AProductLeavesScaledRows) {
 
 TYPED_TEST(PassedNorms, RowsAreScaledAlone) {
   using A = TypeParam;
-  this->for_shapes(30000, [&](std::int64_t rows, std::int64_t dim) {
+  this->for_shapes(30000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
     Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kAlignedGaps, 5);
-    Scaled<A> scaled(this->on(), rows, dim);
+    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
     scale_rows(this->on(), x.read(), scaled.rows());
     scaled.expect_of(x.values());
   });
@@ -96,10 +102,10 @@ TYPED_TEST(PassedNorms, RowsAreScaledAlone) {
 
 TYPED_TEST(PassedNorms, AProductTakesScaledRows) {
   using A = TypeParam;
-  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim) {
+  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
     const std::int64_t out = small_sizes() ? 72 : dim + 8;
     Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kPacked, 6, 3.0);
-    Scaled<A> scaled(this->on(), rows, dim);
+    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
     scale_rows(this->on(), x.read(), scaled.rows());
     const std::vector<A> of_x = scaled.y.download();
     const Weights w(this->on(), out, dim, TestFixture::kType, 7, 0.1);
@@ -113,7 +119,8 @@ TYPED_TEST(PassedNorms, AProductTakesScaledRows) {
                                    .bias = bias.data(),
                                    .y = y.view(),
                                    .activation = Activation::kRelu,
-                                   .x_squares = scaled.squares.data()};
+                                   .x_squares = scaled.squares.data(),
+                                   .as_few_rows = as_few_rows};
       linear(this->on(), job);
       const std::vector<float> got = y.download();
       if (all) of_all = got;
@@ -146,9 +153,8 @@ TYPED_TEST(PassedNorms, OtherNumbersOfRowsPassNothing) {
   EXPECT_FALSE(passes_norms<A>(this->on(), most + 1, weights));
   Matrix<A> x = random_matrix<A>(this->on(), most + 1, 64, kPacked, 2);
   Matrix<float> y(this->on(), most + 1, 64);
-  Scaled<A> scaled(this->on(), most + 1, 64);
-  Linear<Device, A, float> job{
-      .x = x.read(), .weight = w.view(), .y = y.view(), .x_squares = scaled.squares.data()};
+  Scaled<A> scaled(this->on(), most + 1, 64, false);
+  Linear<Device, A, float> job{.x = x.read(), .weight = w.view(), .y = y.view(), .x_squares = scaled.squares.data()};
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
   job.x_squares = nullptr, job.scaled = scaled.rows();
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
@@ -165,12 +171,13 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
   using A = TypeParam;
   for (const Without without :
        {Without::kNothing, Without::kContextDecay, Without::kLayerBefore, Without::kNextLayer, Without::kLists}) {
-    this->for_shapes(13000, [&](std::int64_t rows, std::int64_t dim) {
+    this->for_shapes(13000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
       SCOPED_TRACE(static_cast<int>(without));
       const bool listed = without != Without::kLists, two_networks = without != Without::kContextDecay;
       const std::int64_t hidden = dim / 4 + 8;
       const Weights gate(this->on(), 2 * dim, dim, TestFixture::kType, 11, 0.1);
-      const Weights up(this->on(), dim, hidden, TestFixture::kType, 12, 0.3), other_up(this->on(), dim, hidden, TestFixture::kType, 13, 0.3);
+      const Weights up(this->on(), dim, hidden, TestFixture::kType, 12, 0.3),
+          other_up(this->on(), dim, hidden, TestFixture::kType, 13, 0.3);
       Matrix<A> networks = random_matrix<A>(this->on(), rows, 2 * hidden, kPacked, 14);
       Matrix<A> rounded = random_matrix<A>(this->on(), rows, dim, kAlignedGaps, 15);
       Matrix<A> zv = random_matrix<A>(this->on(), rows, 3 * dim, kPacked, 16);
@@ -184,7 +191,7 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
       for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
       Buffer<double> sum = upload(this->on(), before);
       Matrix<float> slots(this->on(), rows, dim);
-      Scaled<A> scaled(this->on(), rows, dim);
+      Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
       constexpr float kMix = 0.1F;
       constexpr std::int64_t kSegment = 24;
       // Every fourth row has neither state nor sum; every other one has a c of its own, and ends its segment.
@@ -216,7 +223,8 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
                                  .h = rounded.read(),
                                  .gate_weight = gate.view(),
                                  .decay = {networks.read().middle_cols(0, hidden), up.view(), biases.view().row(1)},
-                                 .squares = scaled.squares.data()};
+                                 .squares = scaled.squares.data(),
+                                 .part = scaled.part};
       if (two_networks) {
         op.context_decay = {networks.read().middle_cols(hidden, hidden), other_up.view(), biases.view().row(2)};
       }
