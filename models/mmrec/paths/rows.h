@@ -180,8 +180,7 @@ class Rows {
     if (!leaves) scale_rows(work_.backend, Work::matrix(work_.x(attending_)), scaled);
   }
   // Whether products pass norms on, and whether those of a few rows go as more do. With large matrices that takes less
-  // time: one H200, 1024 × 12, k tokens/s of 5, 6 and 8 sequences as they are 20, 24.6 and 30.8, as more 22.4, 26.6 and
-  // 35.2.
+  // time: one H200, 1024 × 12, k tokens/s of 6 and 8 sequences as they are 24.6 and 30.8, as more 26.6 and 35.2.
   void choose_products(const Layer& w) {
     constexpr std::int64_t kLargeLayer = 24 << 20;
     const bool is_large = layer_bytes(decode_shape(work_.config, 1, 0), sizeof(A)) >= kLargeLayer;
