@@ -91,15 +91,13 @@ class WarpProduct {
   /// which a kernel before may write, has `rows` rows.
   __device__ WarpProduct(const A* weight, int outputs, int in, int first, int end, const A* x, std::int64_t x_stride,
                          int rows)
-      : x_stride_(x_stride) {
-    left_ = min(in, end) - first;
-    steps_ = (left_ + kStep<A> - 1) / kStep<A>;
-    const int at = first + t() * kPiece<A>;
-    left_ -= t() * kPiece<A>;
-    weight_ = weight + std::int64_t{min(g(), outputs - 1)} * in + at;
-    // 16-bit operands: the lane's row is g. fp32: the lane needs all rows.
-    x_ = x + at + (sizeof(A) == 2 ? g() : 0) * x_stride;
-    rows_ = sizeof(A) == 2 ? rows - g() : rows;
+      : x_stride_(x_stride),
+        weight_(weight + std::int64_t{min(g(), outputs - 1)} * in + (first + t() * kPiece<A>)),
+        // 16-bit operands: the lane's row is g. fp32: the lane needs all rows.
+        x_(x + (first + t() * kPiece<A>)+(sizeof(A) == 2 ? g() : 0) * x_stride),
+        left_(min(in, end) - first - t() * kPiece<A>),
+        steps_((min(in, end) - first + kStep<A> - 1) / kStep<A>),
+        rows_(sizeof(A) == 2 ? rows - g() : rows) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) w_[i] = weight_piece(i);
   }
