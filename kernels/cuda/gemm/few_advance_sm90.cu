@@ -1,11 +1,9 @@
 // One token of the recurrence of 9 to 128 rows of bf16, with the products that make its gates and decay
 // (GatedAdvance in kernels/ops.h), on the tensor cores of sm_90a. Ring and exchange of sums: few_rows_ring.cuh.
 //
-// A cluster owns 64 channels. Its 8 blocks multiply what these need: three have a third of k each of the state's part
-// of the first gate, three of the second gate's, and one has each decay network's last layer, or two share the only
-// one. They send each other sums, and each finishes 8 rows: it adds up the gates, advances the state, and adds to x.
-// All that this needs from memory has been on its way since the predecessor ended, because the warpgroup that finishes
-// rows has nothing else to do.
+// A cluster owns 64 channels, whose products its 8 blocks share out (advance.cuh). They send each other sums, and each
+// finishes 8 rows. All that this needs from memory has been on its way since the predecessor ended, because the
+// warpgroup that finishes rows has nothing else to do.
 //
 // Bytes: the weights once from memory, once more from L2 where there are more than 64 rows; the rows' operands once.
 // Deterministic. A row's bits depend on the row and the weights alone.
