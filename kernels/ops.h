@@ -102,7 +102,8 @@ struct ScaledRows {
 /// class of arithmetic for jobs with it, the steps', and one for jobs without it. `linear(backend, span<const Linear>)`
 /// runs independent jobs as one parallel region. y_rows, where linear_takes_rows() allows it: row r of y lies at
 /// y_rows[r], 16-byte aligned, in memory of Space; y has the shape alone. Where passes_norms() allows it: x_squares, of
-/// an x that is scaled, so that y = act(rmsnorm(x') Wᵀ + bias) + …; and `scaled`, what y leaves, of an fp32 y.
+/// an x that is scaled, so that y = act(rmsnorm(x') Wᵀ + bias) + …; and `scaled`, what an fp32 y with a
+/// residual and without an activation leaves.
 template <class Space, class A = float, class Y = A>
 struct Linear {
   MatrixView<const A, Space> x = {};

@@ -94,14 +94,8 @@ class AdvancedRow {
       store(op_.next.rounded.row(row_) + channel_, next_h_);
     }
     if (sum_ == nullptr) return;
-    float mean[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const double sum = before_[i] + static_cast<double>(x_[i]);
-      mean[i] = static_cast<float>(sum / static_cast<double>(op_.segment));
-      sum_[channel_ + i] = closed_ == nullptr ? sum : 0.0;
-    }
-    if (closed_ != nullptr) store(closed_ + channel_, mean);
+    add_to_segment(before_, x_, static_cast<double>(op_.segment), sum_ + channel_,
+                   closed_ == nullptr ? nullptr : closed_ + channel_);
   }
 
  private:

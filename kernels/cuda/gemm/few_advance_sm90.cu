@@ -44,17 +44,8 @@ __global__ void __launch_bounds__(kAdvanceThreads, 2) advance_kernel(const __gri
 
   if (warp == kCopyingWarp) {
     if (threadIdx.x % 32 != 0) return ptx::cluster_wait();
-    const std::uint64_t hint = ptx::evict_first();
-    const auto load_w = [&](int k, int stage) {
-      ptx::mbarrier_arrive_expect(&ring.full[stage], Stage::kBytes);
-      ptx::load_box(ring.stages + stage * Stage::kBytes, &p.w[share.product], &ring.full[stage], (k_begin + k) * kDepth,
-                    channel + (share.is_second_gate ? static_cast<int>(p.op.h.cols) : 0), 0, hint);
-    };
-    const auto load_x = [&](int k, int stage) {
-      ptx::load_box(ring.stages + stage * Stage::kBytes + Stage::kWBytes, &p.x[share.product], &ring.full[stage],
-                    (k_begin + k) * kDepth, first_row, 0);
-    };
-    return copy_stages<Stage::kCount>(ring, count, load_w, load_x);
+    const int output = channel + (share.is_second_gate ? static_cast<int>(p.op.h.cols) : 0);
+    return copy_plain_stages(ring, p.w[share.product], p.x[share.product], k_begin, count, output, first_row);
   }
   if (warp < kWarpgroup / 32) {
     ptx::cluster_wait();

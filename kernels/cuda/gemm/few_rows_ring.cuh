@@ -121,6 +121,23 @@ __device__ inline void copy_stages(const FewRowsRing<kRows>& ring, int count, co
   }
 }
 
+/// The same of `count` plain k-blocks from k-block k_begin on: rows of W from `output` on, rows of x from first_row on.
+template <int kRows>
+__device__ inline void copy_plain_stages(const FewRowsRing<kRows>& ring, const TensorMap& w, const TensorMap& x,
+                                         int k_begin, int count, int output, int first_row) {
+  using Stage = FewRowsStage<kRows>;
+  const std::uint64_t hint = ptx::evict_first();
+  const auto load_w = [&](int k, int stage) {
+    ptx::mbarrier_arrive_expect(&ring.full[stage], Stage::kBytes);
+    ptx::load_box(ring.stages + stage * Stage::kBytes, &w, &ring.full[stage], (k_begin + k) * kDepth, output, 0, hint);
+  };
+  const auto load_x = [&](int k, int stage) {
+    ptx::load_box(ring.stages + stage * Stage::kBytes + Stage::kWBytes, &x, &ring.full[stage], (k_begin + k) * kDepth,
+                  first_row, 0);
+  };
+  copy_stages<Stage::kCount>(ring, count, load_w, load_x);
+}
+
 /// By the warpgroup that multiplies alone: the sums of `count` k-blocks of plain numbers, of which Stage says how they
 /// lie: W, then x.
 template <class A, class Stage, int kRows>
@@ -152,8 +169,8 @@ struct FewRowsShare {
   static constexpr bool kReads = kSlices > 1 && !kSends;
 };
 
-/// By the warpgroup that has multiplied. Sums of the rows that this slice finishes stay in the block. Sums of other
-/// rows go to the block that finishes them, or that block reads them, but for groups of rows that x does not have.
+/// Called by the warpgroup that has multiplied. A block keeps the sums of the rows that it finishes. It sends the other
+/// sums to the blocks that finish those rows, or leaves them for these to read. It sends no rows that x does not have.
 template <int kSlices, int kRows>
 __device__ inline void leave_sums(const FewRowsRing<kRows>& ring, const FewRowsPlace& place, int rows,
                                   const float (&sum)[kRows / 2]) {

@@ -42,17 +42,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
 
   if (warp == kCopyingWarp) {
     if (lane == 0) {
-      const std::uint64_t hint = ptx::evict_first();
-      const auto load_w = [&](int k, int stage) {
-        ptx::mbarrier_arrive_expect(&ring.full[stage], Stage::kBytes);
-        ptx::load_box(ring.stages + stage * Stage::kBytes, &jobs.w[place.job], &ring.full[stage],
-                      (place.k_begin + k) * kDepth, place.output, 0, hint);
-      };
-      const auto load_x = [&](int k, int stage) {
-        ptx::load_box(ring.stages + stage * Stage::kBytes + Stage::kWBytes, &jobs.x[place.job], &ring.full[stage],
-                      (place.k_begin + k) * kDepth, 0, 0);
-      };
-      copy_stages<Stage::kCount>(ring, count, load_w, load_x);
+      copy_plain_stages(ring, jobs.w[place.job], jobs.x[place.job], place.k_begin, count, place.output, 0);
     } else {
       ptx::cluster_wait();
     }

@@ -137,7 +137,9 @@ void run(Cuda& cuda, LinearAlgo algo, std::span<const Linear<Device, A, Y>> jobs
                                                                                      : 0;
   for (const auto& job : jobs) {
     const bool takes = job.x_squares == nullptr || part != 0;
-    const bool leaves = job.scaled.squares == nullptr || job.scaled.part == part;
+    const bool is_fit = std::is_same_v<Y, float> && !std::is_same_v<A, Float16> && job.residual.data != nullptr &&
+                        job.activation == Activation::kNone && job.weight.rows % kScaledPart == 0;
+    const bool leaves = job.scaled.squares == nullptr || (job.scaled.part == part && is_fit);
     if (!takes || !leaves) throw std::invalid_argument("linear: products of so many rows pass no such norms on");
   }
   if (algo == LinearAlgo::kMatvec) return matvec(cuda, jobs);

@@ -284,15 +284,7 @@ struct SumRow : MatrixRows<true> {
     float* const slot = closed.rows == 0 ? nullptr : closed.row(group.row);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) before[i] = __ldcg(at + i);
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) before[i] += static_cast<double>(value[i]);
-    if (slot != nullptr) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) value[i] = static_cast<float>(before[i] / segment), before[i] = 0.0;
-      group.store(slot, value);
-    }
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) at[i] = before[i];
+    add_to_segment(before, value, segment, at, slot == nullptr ? nullptr : slot + group.number * kGroup);
   }
 };
 

@@ -94,6 +94,24 @@ __device__ inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
   return a / b;
 }
 
+/// Adds x to a segment's sums, which were `before`. If `closed` is not null, the segment ends: it gets the mean, and
+/// the sums become 0.
+template <int kWidth>
+__device__ inline void add_to_segment(const double (&before)[kWidth], const float (&x)[kWidth], double segment,
+                                      double* sums, float* closed) {
+  double sum[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum[i] = before[i] + static_cast<double>(x[i]);
+  if (closed != nullptr) {
+    float mean[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) mean[i] = static_cast<float>(sum[i] / segment), sum[i] = 0.0;
+    store(closed, mean);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[i] = sum[i];
+}
+
 __device__ inline float activate(float x, Activation activation) {
   switch (activation) {
     case Activation::kGelu:

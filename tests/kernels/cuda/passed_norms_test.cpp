@@ -156,15 +156,19 @@ TYPED_TEST(PassedNorms, OtherNumbersOfRowsPassNothing) {
   Scaled<A> scaled(this->on(), most + 1, 64, false);
   Linear<Device, A, float> job{.x = x.read(), .weight = w.view(), .y = y.view(), .x_squares = scaled.squares.data()};
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
-  job.x_squares = nullptr, job.scaled = scaled.rows();
+  job.x_squares = nullptr, job.scaled = scaled.rows(), job.residual = y.read();
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
   // Parts of another number of rows.
-  job.x = job.x.middle_rows(0, 1), job.y = job.y.middle_rows(0, 1);
+  job.x = job.x.middle_rows(0, 1), job.y = job.y.middle_rows(0, 1), job.residual = job.residual.middle_rows(0, 1);
   job.scaled.part = kScaledPart;
+  EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
+  job.scaled.part = kFewScaledPart;
+  linear(this->on(), job);
+  job.residual = {};
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
 }
 
-/// What is left out of a step.
+/// What the step does without.
 enum class Without { kNothing, kContextDecay, kLayerBefore, kNextLayer, kLists };
 
 TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
