@@ -87,20 +87,22 @@ TEST_P(Terms, EveryPathFollowsTheReference) {
 // Steps by rows, beside many and beside few sequences.
 class TermsByRows : public Terms {
  protected:
-  void expect_steps_follow(Make make, double bound, std::size_t most) {
+  void expect_steps_follow(Make make, std::int64_t count, double bound, std::size_t most) {
     if (!unusable().empty()) GTEST_SKIP() << unusable();
     if (std::string_view(GetParam().architecture) == "mmrec-jax") GTEST_SKIP() << "its steps go by rows in JaxParity";
     expect_all_follow(make,
                       {steps(kOthers, false, Path::kRows), steps(kOthers, true, Path::kRows),
                        steps(3, false, Path::kRows), steps(3, true, Path::kRows)},
-                      kTermTokens, bound, most);
+                      count, bound, most);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Cuda, TermsByRows, testing::ValuesIn(terms_models()), terms_name);
-TEST_P(TermsByRows, FollowTheReferenceInFp32) { expect_steps_follow(make<Precision::kF32>, 1e-4, kMostTerms); }
+TEST_P(TermsByRows, FollowTheReferenceInFp32) {
+  expect_steps_follow(make<Precision::kF32>, kTermTokens, 1e-4, kMostTerms);
+}
 // Of more rows these pass norms on, as those of few rows in fp32 do. BFloat16 rounds as much as most terms move: two
-// terms.
-TEST_P(TermsByRows, FollowTheReferenceInBF16) { expect_steps_follow(make<Precision::kBF16>, 0.05, 1); }
+// terms, and no more tokens than end three segments, as further ones make less of mdi_mix.
+TEST_P(TermsByRows, FollowTheReferenceInBF16) { expect_steps_follow(make<Precision::kBF16>, 18, 0.05, 1); }
 
 TEST(CudaWeights, PlainFp32HasNoParts) {
   if (!unusable().empty()) GTEST_SKIP() << unusable();
