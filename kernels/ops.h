@@ -523,6 +523,28 @@ struct PackedAttention {
 template <class A>
 void packed_attention(Cuda& cuda, const PackedAttention<Device, A>& op);
 
+/// What rows of one token each attend to, from the query on: x += W_o attend(h W_qᵀ + b_q + ½ q; slots) + b_o, and x's
+/// scaled rows. h, q, x [n, D]. Row r has the slots of run r, which lie `offset` floats behind what the list says, or
+/// without a list slots [n, slots, D]. Null rows have runs without slots, which attend to nothing.
+template <class Space, class A>
+struct AttendNorm {
+  MatrixView<const A, Space> h, q;
+  WeightView<Space> query_weight;  // [D, D]
+  const float* query_bias = nullptr;
+  const AttendingRun* runs = nullptr;  // [n], in memory of Space
+  std::int64_t offset = 0;
+  SequenceView<const float, Space> slots = {};
+  std::int64_t heads = 1;
+  std::int64_t padding = 0;      // of a head's channels, see MemoryAttention
+  WeightView<Space> out_weight;  // [D, D]
+  const float* out_bias = nullptr;
+  MatrixView<float, Space> x;
+  ScaledRows<Space, A> scaled = {};
+};
+void attend_norm(Cuda& cuda, const AttendNorm<Device, BFloat16>& op);
+/// Whether a device has one kernel for it that is faster than the ops it is made of.
+bool takes_attend_norm(const Cuda& cuda, const AttendNorm<Device, BFloat16>& op);
+
 /// A run whose outputs are summed: rows [first, first + rows), and where the sum and the memory's ring of its sequence
 /// lie. closes: the slot of the ring that the segment ending with the run fills, or -1.
 struct SummedRun {

@@ -142,15 +142,19 @@ class BlockTerms {
     query(w, b, piece);
     kernels::block_residual(work.backend, residual(b, piece));
   }
+  /// What a piece attends to, the filled slots of each sequence.
+  Sequence<const float> slots(std::int64_t layer, const Batch& b, const Piece& piece) const {
+    const Matrix<float> memory = work.memory(b, layer, 0);
+    Sequence<const float> rings(memory.data, b.sequences, work.filled_slots(b.position + piece.first), work.dim());
+    rings.batch_stride = memory.stride;
+    return rings;
+  }
   /// x += W_o attend(queries; memory) + b_o, where two slots or more are filled.
   void attend(const Layer& w, std::int64_t layer, const Batch& b, const Piece& piece,
               const kernels::ScaledRows<Space, A>& scaled = {}) {
     const Sequence<A> query = Work::times(work.attended(b), piece);
-    const Matrix<float> memory = work.memory(b, layer, 0);
-    Sequence<const float> rings(memory.data, b.sequences, work.filled_slots(b.position + piece.first), work.dim());
-    rings.batch_stride = memory.stride;
     kernels::memory_attention(work.backend, kernels::MemoryAttention<Space, A>{.q = query,
-                                                                               .slots = rings,
+                                                                               .slots = slots(layer, b, piece),
                                                                                .heads = work.config.num_heads,
                                                                                .out = query,
                                                                                .padding = work.config.head_padding});

@@ -84,7 +84,8 @@ struct Products<float, kRows> {
 enum class Pace : std::uint8_t { kAtOnce, kStream, kUnaligned };
 
 /// A warp's part of 8 outputs: the share [first, end) of k, whose weights' first steps are on their way from the start.
-template <class A, int kRows, Pace kPace>
+/// ReadX, ReadW: how x and the weights are read.
+template <class A, int kRows, Pace kPace, class ReadX = PastL1, class ReadW = ReadOnce>
 class WarpProduct {
  public:
   /// weight: the first output's row; of `outputs` that exist the last is repeated, and nobody takes those sums. x,
@@ -134,13 +135,13 @@ class WarpProduct {
   __device__ static int g() { return static_cast<int>(threadIdx.x) / 4 % 8; }
   __device__ static int t() { return static_cast<int>(threadIdx.x) % 4; }
   __device__ uint4 weight_piece(int ahead) const {
-    return load_fragment<ReadOnce, kAligned>(weight_ + ahead * kStep<A>, left_ - ahead * kStep<A>);
+    return load_fragment<ReadW, kAligned>(weight_ + ahead * kStep<A>, left_ - ahead * kStep<A>);
   }
   __device__ void load_x(int ahead, uint4 (&to)[Sums::kFragments]) const {
 #pragma unroll
     for (int r = 0; r < Sums::kFragments; ++r) {
-      to[r] = load_fragment<PastL1, kAligned>(x_ + r * x_stride_ + ahead * kStep<A>,
-                                              r < rows_ ? left_ - ahead * kStep<A> : 0);
+      to[r] = load_fragment<ReadX, kAligned>(x_ + r * x_stride_ + ahead * kStep<A>,
+                                             r < rows_ ? left_ - ahead * kStep<A> : 0);
     }
   }
 

@@ -32,6 +32,9 @@ struct PastL1 {  // a kernel before may have written it
     return std::bit_cast<A>(__ldcg(reinterpret_cast<const Bits<A>*>(from)));
   }
 };
+struct FromShared {  // shared memory of the block
+  static __device__ uint4 vector(const void* from) { return *static_cast<const uint4*>(from); }
+};
 struct ReadOnce : PastL1 {
   static __device__ uint4 vector(const void* from) { return ptx::load_streaming(from); }
 };

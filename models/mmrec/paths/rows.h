@@ -168,16 +168,41 @@ class Rows {
     terms_.feed_forward(w, all_, {0, 1}, passed.squares[1], scaled);
     if (is_last) sum(layer, {});
   }
-  // x += c for rows that attend, and their scaled rows, by the product that makes x where that has the others' parts.
+  // x += c for rows that attend, and their scaled rows: by one kernel, or by the product that makes x where that has
+  // the others' parts.
   void attend_passing(const Layer& w, std::int64_t layer, const typename Work::PassedRows& passed) {
     const std::int64_t count = rows_as(attending_.sequences);
     const std::int64_t before = attending_.first_row * kernels::scaled_parts(work_.dim(), passed.part);
     const kernels::ScaledRows<Space, A> scaled{w.norm2, Work::matrix(work_.u(attending_)), passed.squares[1] + before,
                                                passed.part};
+    if constexpr (sizeof(A) == 2) {
+      const kernels::AttendNorm<Space, A> all = attend_norm_of(w, layer, scaled);
+      if (takes_attend_norm(work_.backend, all)) return attend_norm(work_.backend, all);
+    }
     const bool leaves = kernels::scaled_part(count) == passed.part &&
                         kernels::passes_norms<A>(work_.backend, count, std::span(&w.memory_out, 1));
     attend(w, layer, leaves ? scaled : kernels::ScaledRows<Space, A>());
     if (!leaves) scale_rows(work_.backend, Work::matrix(work_.x(attending_)), scaled);
+  }
+  kernels::AttendNorm<Space, A> attend_norm_of(const Layer& w, std::int64_t layer,
+                                               const kernels::ScaledRows<Space, A>& scaled) {
+    kernels::AttendNorm<Space, A> op{.h = Work::row_of(work_.h_rounded(attending_), 1),
+                                     .q = Work::matrix(work_.q(attending_)),
+                                     .query_weight = w.memory_q,
+                                     .query_bias = w.memory_q_bias,
+                                     .heads = work_.config.num_heads,
+                                     .padding = work_.config.head_padding,
+                                     .out_weight = w.memory_out,
+                                     .out_bias = w.memory_out_bias,
+                                     .x = Work::matrix(work_.x(attending_)),
+                                     .scaled = scaled};
+    if (is_listed()) {
+      op.runs = tables_->device(runs_);
+      op.offset = layer * work_.config.memory_slots * work_.dim();
+    } else {
+      op.slots = terms_.slots(layer, batches_.front(), {0, 1});
+    }
+    return op;
   }
   // Whether products pass norms on, and whether those of a few rows go as more do. With large matrices that takes less
   // time: one H200, 1024 × 12, k tokens/s of 6 and 8 sequences as they are 24.6 and 30.8, as more 26.6 and 35.2.

@@ -290,5 +290,98 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
   }
 }
 
+using AttendsFromTheQueryOn = OnSm90<OpTest>;
+
+TEST_F(AttendsFromTheQueryOn, LikeFloat64) {
+  using A = BFloat16;
+  struct Case {
+    std::int64_t rows, heads, slots, padding;
+    bool listed, as_few_rows;
+  };
+  const Case cases[] = {{1, 2, 2, 0, false, false},   {3, 6, 32, 0, true, false},  {8, 8, 33, 7, true, false},
+                        {5, 2, 100, 0, false, false}, {8, 16, 32, 0, true, false}, {2, 12, 65, 0, true, false},
+                        {9, 6, 40, 0, true, false},   {20, 3, 9, 0, false, false}, {6, 4, 24, 3, true, true}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(testing::Message() << c.rows << " rows, " << c.heads << " heads, " << c.slots << " slots");
+    constexpr std::int64_t kHead = 64;
+    const std::int64_t dim = c.heads * kHead, offset = 2 * dim;
+    const Weights of_query(this->on(), dim, dim, DType::kBF16, 31, 0.1),
+        of_out(this->on(), dim, dim, DType::kBF16, 32, 0.1);
+    Matrix<A> h = random_matrix<A>(this->on(), c.rows, dim, kAlignedGaps, 33);
+    Matrix<A> q = random_matrix<A>(this->on(), c.rows, dim, kAlignedGaps, 34);
+    Matrix<float> biases = random_matrix<float>(this->on(), 2, dim, kPacked, 35);
+    Matrix<float> slots = random_matrix<float>(this->on(), c.rows * c.slots, dim, kPacked, 36);
+    Matrix<float> x = random_matrix<float>(this->on(), c.rows, dim, kPacked, 37);
+    Scaled<A> scaled(this->on(), c.rows, dim, c.as_few_rows);
+    // Rows have fewer and fewer slots; every fourth has none.
+    const auto count_of = [&](std::int64_t r) { return !c.listed ? c.slots : r % 4 == 3 ? 0 : c.slots - r % 3; };
+    std::vector<AttendingRun> runs;
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      const auto count = static_cast<std::int32_t>(count_of(r));
+      runs.push_back({count == 0 ? nullptr : slots.view().row(r * c.slots) - offset, count,
+                      static_cast<std::int32_t>(r), count == 0 ? 0 : 1});
+    }
+    const Buffer<AttendingRun> list = upload(this->on(), runs);
+    AttendNorm<Device, A> op{.h = h.read(),
+                             .q = q.read(),
+                             .query_weight = of_query.view(),
+                             .query_bias = biases.view().row(0),
+                             .heads = c.heads,
+                             .padding = c.padding,
+                             .out_weight = of_out.view(),
+                             .out_bias = biases.view().row(1),
+                             .x = x.view(),
+                             .scaled = scaled.rows()};
+    if (c.listed) {
+      op.runs = list.data(), op.offset = offset;
+    } else {
+      op.slots = {slots.data(), c.rows, c.slots, dim};
+    }
+    ASSERT_TRUE(takes_attend_norm(this->on(), op));
+    attend_norm(this->on(), op);
+
+    const std::vector<float> got = x.download();
+    scaled.expect_of(got);
+    const auto rounded = [](double value) {
+      return static_cast<double>(to_float(from_float<A>(static_cast<float>(value))));
+    };
+    const double scale = 1.0 / std::sqrt(static_cast<double>(kHead - c.padding));
+    std::vector<double> query(static_cast<std::size_t>(dim)), attended(static_cast<std::size_t>(dim));
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      for (std::int64_t i = 0; i < dim; ++i) {
+        double sum = biases(0, i) + 0.5 * q(r, i);
+        for (std::int64_t k = 0; k < dim; ++k) sum += of_query(i, k) * h(r, k);
+        query[static_cast<std::size_t>(i)] = rounded(sum);
+      }
+      for (std::int64_t first = 0; first < dim; first += kHead) {
+        std::vector<double> weights;
+        double all = 0.0;
+        for (std::int64_t s = 0; s < count_of(r); ++s) {
+          double score = 0.0;
+          for (std::int64_t i = first; i < first + kHead; ++i) {
+            score += query[static_cast<std::size_t>(i)] * slots(r * c.slots + s, i);
+          }
+          weights.push_back(std::exp(score * scale));
+          all += weights.back();
+        }
+        for (std::int64_t i = first; i < first + kHead; ++i) {
+          double sum = 0.0;
+          for (std::size_t s = 0; s < weights.size(); ++s) {
+            sum += weights[s] / all * slots(r * c.slots + static_cast<std::int64_t>(s), i);
+          }
+          attended[static_cast<std::size_t>(i)] = rounded(sum);
+        }
+      }
+      for (std::int64_t i = 0; i < dim; ++i) {
+        double want = x(r, i) + biases(1, i);
+        for (std::int64_t k = 0; k < dim; ++k) want += of_out(i, k) * attended[static_cast<std::size_t>(k)];
+        // A query or what it attends to may be rounded to a neighbour.
+        const double bound = 4e-3 * (1.0 + std::abs(want));
+        ASSERT_NEAR(static_cast<double>(got[static_cast<std::size_t>(r * dim + i)]), want, bound) << r << ", " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mmrec::kernels::test
