@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "models/mmrec/mmrec.h"
@@ -232,19 +234,22 @@ class BlockTerms {
     set_context(w, layer, b, end);
   }
   /// Sets c of the segment that position `end` begins or lies in, if just one slot is filled. Then attend() is that
-  /// slot for every query, so c = W_o slot + b_o. Multiplies row by row, so that the bits depend on the slot alone.
-  /// Overwrites the attention's queries.
+  /// slot for every query, so c = W_o slot + b_o. Multiplies so few rows at once that the bits depend on the slot
+  /// alone. Overwrites the attention's queries.
   void set_context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
     if (work.filled_slots(end) != 1) return;
-    const Matrix<float> slots = work.memory(b, layer, work.ring_slot(end));
+    constexpr std::int64_t kAtOnce = std::is_same_v<Space, kernels::Host> ? 1 : kernels::kTileColumns;
+    const Matrix<A> rounded = Work::row_of(work.attended(b), 0);
     const Matrix<float> contexts = work.segment_context(b, layer);
-    const Matrix<A> rounded = Work::row_of(work.attended(b), 0).middle_rows(0, 1);
-    for (std::int64_t s = 0; s < b.sequences; ++s) {
-      kernels::copy_rows(work.backend, Matrix<const float>(slots.middle_rows(s, 1)), rounded);
-      work.template linear<float>(context_job(w, rounded, contexts.middle_rows(s, 1)));
+    kernels::copy_rows(work.backend, Matrix<const float>(work.memory(b, layer, work.ring_slot(end))), rounded);
+    std::vector<Job> jobs;
+    for (std::int64_t s = 0; s < b.sequences; s += kAtOnce) {
+      const std::int64_t rows = std::min(kAtOnce, b.sequences - s);
+      jobs.push_back(context_job(w, rounded.middle_rows(s, rows), contexts.middle_rows(s, rows)));
     }
+    kernels::linear(work.backend, std::span<const Job>(jobs));
   }
-  /// c = W_o slot + b_o of one slot, whoever asks.
+  /// c = W_o slot + b_o of some slots, whoever asks.
   static Job context_job(const Layer& w, Matrix<const A> slot, Matrix<float> c) {
     return {.x = slot, .weight = w.memory_out, .bias = w.memory_out_bias, .y = c, .force_row_kernel = true};
   }
