@@ -83,9 +83,8 @@ inline constexpr std::int64_t kFewRows = 128;
 /// Rows on their way through a norm: y ⊙ weight rounded to A [n, D], and of every part of y's channels the sum of
 /// squares, [n, scaled_parts(D, part)], 16-byte aligned. Products of such rows are divided by their roots
 /// (Linear::x_squares), so no kernel stands between the product that makes y and the next one. D is a multiple of 64. A
-/// part has kFewScaledPart channels where products have up to kTileColumns rows, else kScaledPart.
+/// part has kFewScaledPart channels where rows are few (Linear::few_rows), else kScaledPart.
 inline constexpr int kScaledPart = 64, kFewScaledPart = 8;
-constexpr int scaled_part(std::int64_t rows) { return rows <= kTileColumns ? kFewScaledPart : kScaledPart; }
 constexpr std::int64_t scaled_parts(std::int64_t dim, int part) { return (dim / part + 3) / 4 * 4; }
 template <class Space, class A>
 struct ScaledRows {
@@ -117,12 +116,13 @@ struct Linear {
   Y* const* y_rows = nullptr;
   const float* x_squares = nullptr;
   ScaledRows<Space, A> scaled = {};
-  bool as_few_rows = false;  // on a device, of a matrix of 16 bits: kTileColumns rows or fewer as some more
+  /// On a device: the most rows that are few, as whose products the row kernel makes theirs. Others are some, even one.
+  std::int64_t few_rows = kTileColumns;
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);
-/// On a device there are three classes of row numbers: up to kTileColumns, kFewRows, more. A row's result does not
-/// depend on how many rows of its class there are. (Those by a quantised matrix up to kFewCompactRows are one more
-/// class; a Cuda that is batch-invariant has no such classes.) More rows of fp32 are multiplied by parts where the
+/// On a device there are three classes of row numbers: up to Linear::few_rows, up to kFewRows, more. A row's result
+/// does not depend on how many rows of its class there are. (Those by a quantised matrix up to kFewCompactRows are one
+/// more class; a Cuda that is batch-invariant has no such classes.) More rows of fp32 are multiplied by parts where the
 /// weight has them.
 template <class A, class Y>
 void linear(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs, LinearAlgo algo = {});
@@ -380,9 +380,6 @@ struct GatedAdvance {
 };
 template <class A>
 void gated_advance(Cuda& cuda, const GatedAdvance<Device, A>& op);
-/// The scaled rows of x, for products that take them.
-template <class A>
-void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, A>& scaled);
 
 /// sum += x in fp64, u = rmsnorm(x; norm), and the state's rounding. x, u, sum [n, D]. Rows of `closed`, if it has any:
 /// where one is not null, then closed = sum / segment and sum = 0.

@@ -58,7 +58,7 @@ class Stack {
   /// A chunk by any path but kWholeStep. By kRows `normed`, [rows, D], receives what norm_by() would make of it.
   void run(Path path, const Chunk& chunk, Matrix<A> normed, Done& done) {
     work_.ragged = chunk.ragged;
-    work_.as_few_rows = false;
+    work_.few_rows = kernels::kTileColumns;
     using Has = PathOps<Backend, A>;
     if (path == Path::kTogether) return go<Has::kTogether>(together_, chunk, done);
     if (path == Path::kPacked) return go<Has::kPacked>(packed_, chunk, done);

@@ -267,7 +267,7 @@ class BlockTerms {
             .y = y,
             .activation = activation,
             .force_row_kernel = work.ragged,
-            .as_few_rows = work.as_few_rows};
+            .few_rows = work.few_rows};
   }
   kernels::BlockResidual<Space, A> residual(const Batch& b, const Piece& piece) {
     const Sequence<float> x = Work::times(work.x(b), piece);

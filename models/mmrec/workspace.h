@@ -68,8 +68,8 @@ class Workspace {
   Activation<Backend, A> ffn;
   /// Whether the rows of the chunk at hand form no whole tiles.
   bool ragged = false;
-  /// Whether products of a step of a few rows go as those of some more.
-  bool as_few_rows = false;
+  /// See kernels::Linear.
+  std::int64_t few_rows = kernels::kTileColumns;
 
   /// Memory for chunks of as many rows of so many sequences as the plan has, and for sweeps if there will be any; false
   /// if it was there already. Where it throws, the next call begins anew.
@@ -235,7 +235,7 @@ class Workspace {
       job.x = rows_of(x), job.y = rows_of(y);
       if (residual.data != nullptr) job.residual = rows_of(residual);
       job.force_row_kernel = ragged;
-      job.as_few_rows = as_few_rows;
+      job.few_rows = few_rows;
       return job;
     };
     if (is_matrix(x) && is_matrix(y) && is_matrix(residual)) {

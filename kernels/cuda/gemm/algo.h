@@ -12,7 +12,7 @@ namespace mmrec::kernels {
 /// weights and the epilogue's operands alone; by the library also on the number of rows.
 enum class LinearAlgo : std::uint8_t {
   kAuto,
-  /// Up to kTileColumns rows, any operands: weights streamed once, the next product's while this one ends.
+  /// Few rows, any operands: weights streamed once for kTileColumns rows, the next product's while this one ends.
   kMatvec,
   /// Up to kFewRows rows, for sm_90a: weights streamed once, by tiles that few rows fill. A step of 64 sequences reads
   /// its weights at 2.5 TB/s, 58 % of a copy; by kManyRows most of a tile's rows would be empty.
@@ -79,7 +79,7 @@ LinearAlgo choose_invariant_linear(const Cuda& cuda, const Linear<Device, A, Y>&
 template <class A, class Y>
 LinearAlgo choose_linear(const Cuda& cuda, const Linear<Device, A, Y>& job) {
   if (cuda.batch_invariant()) return choose_invariant_linear(cuda, job);
-  if (job.x.rows <= kTileColumns && !job.as_few_rows) return LinearAlgo::kMatvec;
+  if (job.x.rows <= job.few_rows) return LinearAlgo::kMatvec;
   if constexpr (sizeof(A) == 2) {
     if (gemm_sm90_supported(cuda, job.x, job.weight)) {
       if constexpr (std::is_same_v<A, BFloat16>) {

@@ -120,13 +120,18 @@ void by_library(Cuda& cuda, std::span<const Linear<Device, A, Y>> jobs) {
   if (two_streams) cuda.join();
 }
 
-/// A part of the job's rows.
+/// A part of the job's rows, which are few.
 template <class A, class Y>
 Linear<Device, A, Y> rows_of(Linear<Device, A, Y> job, std::int64_t first, std::int64_t count) {
   if (count == job.x.rows) return job;
   job.x = job.x.middle_rows(first, count);
   job.y = job.y.middle_rows(first, count);
   if (job.residual.data != nullptr) job.residual = job.residual.middle_rows(first, count);
+  if (job.x_squares != nullptr) job.x_squares += first * scaled_parts(job.x.cols, kFewScaledPart);
+  if (job.scaled.squares != nullptr) {
+    job.scaled.y = job.scaled.y.middle_rows(first, count);
+    job.scaled.squares += first * scaled_parts(job.y.cols, kFewScaledPart);
+  }
   return job;
 }
 

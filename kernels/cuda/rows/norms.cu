@@ -24,7 +24,6 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/recurrence/equations.cuh"
 #include "kernels/cuda/rows/rows.cuh"
-#include "kernels/cuda/rows/scaled.cuh"
 
 namespace mmrec::kernels {
 namespace {
@@ -382,38 +381,7 @@ bool in_vectors(const BlockResidual<Device, A>& op) {
          takes_vectors(op.bias, op.bias_stride);
 }
 
-/// blockIdx.x: a row. A thread has as many channels at a time as in the products that leave scaled rows, so that
-/// squares are added in one order.
-template <int kPart, class A>
-__global__ void __launch_bounds__(kMostNormThreads)
-    scale_rows_kernel(MatrixView<const float, Device> x, const __grid_constant__ ScaledRows<Device, A> scaled) {
-  constexpr int kWidth = kPart == kScaledPart ? kGroup : 1;
-  ptx::allow_successor();
-  ptx::wait_for_predecessor();
-  const auto cols = static_cast<int>(x.cols);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int first = static_cast<int>(threadIdx.x) - lane; first * kWidth < cols; first += static_cast<int>(blockDim.x)) {
-    const int column = (first + lane) * kWidth;
-    const bool exists = column < cols;
-    float y[kWidth] = {}, weight[kWidth] = {};
-    if (exists) load(x.row(blockIdx.x) + column, y), load(scaled.weight + column, weight);
-    leave_scaled<kPart>(scaled, exists, blockIdx.x, column, y, weight);
-  }
-}
-
 }  // namespace
-
-template <class A>
-void scale_rows(Cuda& cuda, MatrixView<const float, Device> x, const ScaledRows<Device, A>& scaled) {
-  if (x.rows == 0) return;
-  const std::int64_t width = scaled.part == kScaledPart ? kGroup : 1;
-  const std::int64_t threads = std::min<std::int64_t>(ceil_div(x.cols, width * 32) * 32, kMostNormThreads);
-  const LaunchConfig config = overlapping(cuda, dims(x.rows), dims(threads));
-  scaled.part == kScaledPart ? launch(cuda.stream(), config, scale_rows_kernel<kScaledPart, A>, x, scaled)
-                             : launch(cuda.stream(), config, scale_rows_kernel<kFewScaledPart, A>, x, scaled);
-}
-template void scale_rows(Cuda&, MatrixView<const float, Device>, const ScaledRows<Device, float>&);
-template void scale_rows(Cuda&, MatrixView<const float, Device>, const ScaledRows<Device, BFloat16>&);
 
 template <class A>
 void rmsnorm(Cuda& cuda, MatrixView<const float, Device> x, const float* weight, MatrixView<A, Device> y,

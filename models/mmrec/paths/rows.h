@@ -35,6 +35,7 @@ class Rows {
   using View = kernels::RowsView<T, Space>;
 
   static constexpr bool kMayPass = !std::is_same_v<A, kernels::Float16>;
+  static constexpr std::int64_t kMostFew = 2 * kernels::kTileColumns;
 
   explicit Rows(BlockTerms<Backend, A>& terms)
       : terms_(terms), work_(terms.work), rare_(work_.backend), firsts_(terms) {}
@@ -95,13 +96,13 @@ class Rows {
   }
 
  private:
-  // Rows of a step, filled up so that few shapes recur, because each is recorded anew. Up to 8 rows, and up to 128, are
+  // Rows of a step, filled up so that few shapes recur, because each is recorded anew. Few rows, and up to 128, are
   // other classes of products (kernels/ops.h), which must stay what they are; up to 32, 64 and 128 products cost the
   // same. Beyond, rows are at most a sixteenth too many. The calm part ends at the roundest place that leaves room.
-  static StepRows fill_up(std::int64_t calm, std::int64_t attending) {
-    constexpr std::int64_t kFew = 8, kSome = 128;
+  StepRows fill_up(std::int64_t calm, std::int64_t attending) const {
+    constexpr std::int64_t kSome = kernels::kFewRows;
     const std::int64_t count = calm + attending;
-    if (count <= kFew) return {calm, attending};
+    if (count <= most_few(terms_.layer(0))) return {calm, attending};
     const auto ceiling = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
     const std::int64_t multiple = ceiling / 32;
     const std::int64_t all =
@@ -168,10 +169,8 @@ class Rows {
     terms_.feed_forward(w, all_, {0, 1}, passed.squares[1], scaled);
     if (is_last) sum(layer, {});
   }
-  // x += c for rows that attend, and their scaled rows: by one kernel, or by the product that makes x where that has
-  // the others' parts.
+  // x += c for rows that attend, and their scaled rows.
   void attend_passing(const Layer& w, std::int64_t layer, const typename Work::PassedRows& passed) {
-    const std::int64_t count = rows_as(attending_.sequences);
     const std::int64_t before = attending_.first_row * kernels::scaled_parts(work_.dim(), passed.part);
     const kernels::ScaledRows<Space, A> scaled{w.norm2, Work::matrix(work_.u(attending_)), passed.squares[1] + before,
                                                passed.part};
@@ -179,10 +178,7 @@ class Rows {
       const kernels::AttendNorm<Space, A> all = attend_norm_of(w, layer, scaled);
       if (takes_attend_norm(work_.backend, all)) return attend_norm(work_.backend, all);
     }
-    const bool leaves = kernels::scaled_part(count) == passed.part &&
-                        kernels::passes_norms<A>(work_.backend, count, std::span(&w.memory_out, 1));
-    attend(w, layer, leaves ? scaled : kernels::ScaledRows<Space, A>());
-    if (!leaves) scale_rows(work_.backend, Work::matrix(work_.x(attending_)), scaled);
+    attend(w, layer, scaled);
   }
   kernels::AttendNorm<Space, A> attend_norm_of(const Layer& w, std::int64_t layer,
                                                const kernels::ScaledRows<Space, A>& scaled) {
@@ -204,23 +200,26 @@ class Rows {
     }
     return op;
   }
-  // Whether products pass norms on, and whether those of a few rows go as more do. With large matrices that takes less
-  // time: one H200, 1024 × 12, k tokens/s of 6 and 8 sequences as they are 24.6 and 30.8, as more 26.6 and 35.2.
+  // Whether products pass norms on. Then those of rows that attend go as those of all rows.
   void choose_products(const Layer& w) {
-    constexpr std::int64_t kLargeLayer = 24 << 20;
-    const bool is_large = layer_bytes(decode_shape(work_.config, 1, 0), sizeof(A)) >= kLargeLayer;
-    work_.as_few_rows = kRounds<A> && is_large && rows() > 4 && rows() <= kernels::kTileColumns &&
-                        can_pass_norms(w, kernels::kTileColumns + 1);
-    passes_norms_ = can_pass_norms(w, rows_as(rows()));
+    is_few_ = rows() <= most_few(w);
+    passes_norms_ = can_pass_norms(w, is_few_ ? 1 : std::max<std::int64_t>(rows(), kernels::kTileColumns + 1));
+    work_.few_rows = !passes_norms_ ? kernels::kTileColumns : is_few_ ? kMostFew : 0;
   }
-  // The rows that products go as.
-  std::int64_t rows_as(std::int64_t count) const {
-    return work_.as_few_rows ? std::max<std::int64_t>(count, kernels::kTileColumns + 1) : count;
+  // The most rows that are few (kernels::Linear). With large matrices 5 to 8 rows take less time as more, with small
+  // ones 9 to 16 as fewer: one H200, k tokens/s of 8 sequences of 1024 × 12 30.8 and 35.2.
+  std::int64_t most_few(const Layer& w) const {
+    constexpr std::int64_t kSmallLayer = 8 << 20, kLargeLayer = 24 << 20;
+    const std::int64_t layer = layer_bytes(decode_shape(work_.config, 1, 0), sizeof(A));
+    if (layer < kSmallLayer && can_pass_norms(w, 1)) return kMostFew;
+    if (layer >= kLargeLayer && kRounds<A> && can_pass_norms(w, kernels::kTileColumns + 1)) return 4;
+    return kernels::kTileColumns;
   }
-  int part() const { return kernels::scaled_part(rows_as(rows())); }
+  int part() const { return is_few_ ? kernels::kFewScaledPart : kernels::kScaledPart; }
   bool can_pass_norms(const Layer& w, std::int64_t count) const {
     std::vector<kernels::WeightView<Space>> weights = {w.qvzk, w.gamma_in, w.gamma_up, w.gate, w.ffn_in, w.ffn_out};
     if (work_.networks() == 2) weights.insert(weights.end(), {w.context_in, w.context_up});
+    if (work_.config.memory_slots > 1) weights.insert(weights.end(), {w.memory_q, w.memory_out});
     return kMayPass && work_.dim() % kernels::kScaledPart == 0 &&
            kernels::passes_norms<A>(work_.backend, count, weights);
   }
@@ -377,7 +376,7 @@ class Rows {
   Tables<Backend> rare_;
   std::span<const Batch> batches_;
   Batch all_, attending_;  // for activations alone
-  bool passes_norms_ = false;
+  bool passes_norms_ = false, is_few_ = false;
   std::vector<std::int32_t> row_of_;
   SegmentContexts<Backend, A> firsts_;
   Placed<std::int32_t> token_of_;

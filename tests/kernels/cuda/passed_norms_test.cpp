@@ -11,11 +11,27 @@ struct Scaled {
   Matrix<A> y;
   Matrix<float> weight, squares;
 
-  Scaled(Backend& on, std::int64_t rows, std::int64_t dim, bool as_few_rows)
-      : part(as_few_rows ? kScaledPart : scaled_part(rows)),
+  /// To be written, where up to few_rows rows are few.
+  Scaled(Backend& on, std::int64_t rows, std::int64_t dim, std::int64_t few_rows)
+      : part(rows <= few_rows ? kFewScaledPart : kScaledPart),
         y(on, rows, dim, kAlignedGaps),
         weight(random_matrix<float>(on, 1, dim, kPacked, 71)),
         squares(on, rows, scaled_parts(dim, part)) {}
+  /// Of x.
+  Scaled(Backend& on, std::int64_t rows, std::int64_t dim, std::int64_t few_rows, const Matrix<float>& x)
+      : Scaled(on, rows, dim, few_rows) {
+    std::vector<A> scaled;
+    std::vector<float> sums(static_cast<std::size_t>(rows * scaled_parts(dim, part)));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < dim; ++c) {
+        scaled.push_back(from_float<A>(static_cast<float>(x(r, c) * weight(0, c))));
+        float& sum = sums[static_cast<std::size_t>(r * scaled_parts(dim, part) + c / part)];
+        sum += static_cast<float>(x(r, c) * x(r, c));
+      }
+    }
+    y = Matrix<A>(on, scaled, rows, dim, kAlignedGaps);
+    squares = Matrix<float>(on, sums, rows, scaled_parts(dim, part));
+  }
   ScaledRows<Device, A> rows() { return {weight.data(), y.view(), squares.data(), part}; }
   /// Of fp32 rows x.
   void expect_of(const std::vector<float>& x) const {
@@ -46,17 +62,21 @@ class PassedNorms : public OnSm90<OpTest> {
   static constexpr DType kType = kDTypeOf<A>;
   static constexpr std::int64_t kDims[] = {64, 192, 576, 1024, 2048};
 
-  /// f(rows, D, whether few rows go as more).
+  /// f(rows, D, the most rows that are few).
   template <class F>
   void for_shapes(std::int64_t most, const F& f) {
-    std::vector<std::int64_t> numbers = {1, 3, 8};
-    if (sizeof(A) == 2) numbers.insert(numbers.end(), {9, 32, 33, 100, 128});
-    for (const std::int64_t rows : numbers) {
+    struct Rows {
+      std::int64_t count, few;
+    };
+    std::vector<Rows> numbers = {{1, 8}, {3, 8}, {8, 8}, {9, 16}, {16, 16}};
+    if (sizeof(A) == 2) {
+      numbers.insert(numbers.end(), {{1, 0}, {3, 0}, {8, 0}, {9, 8}, {32, 8}, {33, 16}, {100, 16}, {128, 8}});
+    }
+    for (const Rows& rows : numbers) {
       for (const std::int64_t dim : kDims) {
-        if (small_sizes() && rows * dim > most) continue;
-        SCOPED_TRACE(testing::Message() << rows << " x " << dim);
-        f(rows, dim, false);
-        if (sizeof(A) == 2 && rows <= kTileColumns) f(rows, dim, true);
+        if (small_sizes() && rows.count * dim > most) continue;
+        SCOPED_TRACE(testing::Message() << rows.count << " x " << dim << ", few " << rows.few);
+        f(rows.count, dim, rows.few);
       }
     }
   }
@@ -67,7 +87,7 @@ TYPED_TEST_SUITE(PassedNorms, Types);
 
 TYPED_TEST(PassedNorms, AProductLeavesScaledRows) {
   using A = TypeParam;
-  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
+  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, std::int64_t few_rows) {
     const std::int64_t in = small_sizes() ? 520 : 3 * dim + 8;
     const Weights w(this->on(), dim, in, TestFixture::kType, 1, 0.1);
     Matrix<A> x = random_matrix<A>(this->on(), rows, in, kPacked, 2);
@@ -78,11 +98,11 @@ TYPED_TEST(PassedNorms, AProductLeavesScaledRows) {
                                  .bias = bias.data(),
                                  .y = y.view(),
                                  .residual = y.read(),
-                                 .as_few_rows = as_few_rows};
+                                 .few_rows = few_rows};
     linear(this->on(), job);
     const std::vector<float> plain = y.download();
     y.reset();
-    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
+    Scaled<A> scaled(this->on(), rows, dim, few_rows);
     job.scaled = scaled.rows();
     linear(this->on(), job);
     EXPECT_TRUE(same_bits(y.download(), plain));
@@ -90,29 +110,18 @@ TYPED_TEST(PassedNorms, AProductLeavesScaledRows) {
   });
 }
 
-TYPED_TEST(PassedNorms, RowsAreScaledAlone) {
-  using A = TypeParam;
-  this->for_shapes(30000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
-    Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kAlignedGaps, 5);
-    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
-    scale_rows(this->on(), x.read(), scaled.rows());
-    scaled.expect_of(x.values());
-  });
-}
-
 TYPED_TEST(PassedNorms, AProductTakesScaledRows) {
   using A = TypeParam;
-  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
+  this->for_shapes(20000, [&](std::int64_t rows, std::int64_t dim, std::int64_t few_rows) {
     const std::int64_t out = small_sizes() ? 72 : dim + 8;
     Matrix<float> x = random_matrix<float>(this->on(), rows, dim, kPacked, 6, 3.0);
-    Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
-    scale_rows(this->on(), x.read(), scaled.rows());
+    Scaled<A> scaled(this->on(), rows, dim, few_rows, x);
     const std::vector<A> of_x = scaled.y.download();
     const Weights w(this->on(), out, dim, TestFixture::kType, 7, 0.1);
     Matrix<float> bias = random_matrix<float>(this->on(), 1, out, kPacked, 8);
     std::vector<float> of_all;
     for (const bool all : {true, false}) {
-      const std::int64_t count = all ? rows : rows <= 8 ? 1 : 9;
+      const std::int64_t count = all ? rows : rows <= few_rows || few_rows == 0 ? 1 : few_rows + 1;
       Matrix<float> y(this->on(), count, out);
       Linear<Device, A, float> job{.x = scaled.y.read().middle_rows(0, count),
                                    .weight = w.view(),
@@ -120,7 +129,7 @@ TYPED_TEST(PassedNorms, AProductTakesScaledRows) {
                                    .y = y.view(),
                                    .activation = Activation::kRelu,
                                    .x_squares = scaled.squares.data(),
-                                   .as_few_rows = as_few_rows};
+                                   .few_rows = few_rows};
       linear(this->on(), job);
       const std::vector<float> got = y.download();
       if (all) of_all = got;
@@ -153,7 +162,7 @@ TYPED_TEST(PassedNorms, OtherNumbersOfRowsPassNothing) {
   EXPECT_FALSE(passes_norms<A>(this->on(), most + 1, weights));
   Matrix<A> x = random_matrix<A>(this->on(), most + 1, 64, kPacked, 2);
   Matrix<float> y(this->on(), most + 1, 64);
-  Scaled<A> scaled(this->on(), most + 1, 64, false);
+  Scaled<A> scaled(this->on(), most + 1, 64, kTileColumns);
   Linear<Device, A, float> job{.x = x.read(), .weight = w.view(), .y = y.view(), .x_squares = scaled.squares.data()};
   EXPECT_THROW(linear(this->on(), job), std::invalid_argument);
   job.x_squares = nullptr, job.scaled = scaled.rows(), job.residual = y.read();
@@ -175,7 +184,7 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
   using A = TypeParam;
   for (const Without without :
        {Without::kNothing, Without::kContextDecay, Without::kLayerBefore, Without::kNextLayer, Without::kLists}) {
-    this->for_shapes(13000, [&](std::int64_t rows, std::int64_t dim, bool as_few_rows) {
+    this->for_shapes(13000, [&](std::int64_t rows, std::int64_t dim, std::int64_t few_rows) {
       SCOPED_TRACE(static_cast<int>(without));
       const bool listed = without != Without::kLists, two_networks = without != Without::kContextDecay;
       const std::int64_t hidden = dim / 4 + 8;
@@ -195,7 +204,7 @@ TYPED_TEST(PassedNorms, TheRecurrenceAdvancesWithItsProducts) {
       for (std::size_t i = 0; i < before.size(); ++i) before[i] = 1e6 / static_cast<double>(i + 1);
       Buffer<double> sum = upload(this->on(), before);
       Matrix<float> slots(this->on(), rows, dim);
-      Scaled<A> scaled(this->on(), rows, dim, as_few_rows);
+      Scaled<A> scaled(this->on(), rows, dim, few_rows);
       constexpr float kMix = 0.1F;
       constexpr std::int64_t kSegment = 24;
       // Every fourth row has neither state nor sum; every other one has a c of its own, and ends its segment.
@@ -296,11 +305,13 @@ TEST_F(AttendsFromTheQueryOn, LikeFloat64) {
   using A = BFloat16;
   struct Case {
     std::int64_t rows, heads, slots, padding;
-    bool listed, as_few_rows;
+    bool listed;
+    std::int64_t few_rows;
   };
-  const Case cases[] = {{1, 2, 2, 0, false, false},   {3, 6, 32, 0, true, false},  {8, 8, 33, 7, true, false},
-                        {5, 2, 100, 0, false, false}, {8, 16, 32, 0, true, false}, {2, 12, 65, 0, true, false},
-                        {9, 6, 40, 0, true, false},   {20, 3, 9, 0, false, false}, {6, 4, 24, 3, true, true}};
+  const Case cases[] = {{1, 2, 2, 0, false, 8},   {3, 6, 32, 0, true, 8},  {8, 8, 33, 7, true, 8},
+                        {5, 2, 100, 0, false, 8}, {8, 16, 32, 0, true, 8}, {2, 12, 65, 0, true, 8},
+                        {9, 6, 40, 0, true, 8},   {20, 3, 9, 0, false, 8}, {6, 4, 24, 3, true, 0},
+                        {13, 5, 30, 0, true, 16}};
   for (const Case& c : cases) {
     SCOPED_TRACE(testing::Message() << c.rows << " rows, " << c.heads << " heads, " << c.slots << " slots");
     constexpr std::int64_t kHead = 64;
@@ -312,7 +323,7 @@ TEST_F(AttendsFromTheQueryOn, LikeFloat64) {
     Matrix<float> biases = random_matrix<float>(this->on(), 2, dim, kPacked, 35);
     Matrix<float> slots = random_matrix<float>(this->on(), c.rows * c.slots, dim, kPacked, 36);
     Matrix<float> x = random_matrix<float>(this->on(), c.rows, dim, kPacked, 37);
-    Scaled<A> scaled(this->on(), c.rows, dim, c.as_few_rows);
+    Scaled<A> scaled(this->on(), c.rows, dim, c.few_rows);
     // Rows have fewer and fewer slots; every fourth has none.
     const auto count_of = [&](std::int64_t r) { return !c.listed ? c.slots : r % 4 == 3 ? 0 : c.slots - r % 3; };
     std::vector<AttendingRun> runs;
