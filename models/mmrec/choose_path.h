@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
 #include "kernels/ops.h"
 #include "models/mmrec/fused_ops.h"
@@ -36,23 +35,20 @@ inline bool takes_sweeps(const Batch& b, const RecurrenceOptions& options) {
 
 /// Whether a step of up to 8 sequences at one position is faster by one kernel than by rows. Each stage of the kernel
 /// waits for all blocks, so that several sequences take some 20 us a layer, however small that is; rows take 6 to 9 and
-/// the reading. docs/measurements has figures. One sequence has a faster kernel in 16 bits; but where products pass
-/// norms on (BFloat16) and nothing attends to memory, four kernels for a small layer are faster still: bundled model,
-/// 24.1 and 22.1 k tokens/s. `attends`: to two slots or more.
-template <class A>
-bool one_kernel_pays(std::int64_t sequences, const kernels::DecodeShape& shape, bool attends) {
+/// the reading. docs/measurements has figures. One sequence has a faster kernel in 16 bits, once it attends to memory.
+inline bool one_kernel_pays(std::int64_t sequences, const kernels::DecodeShape& shape, std::int64_t element) {
   constexpr std::int64_t kMiB = 1 << 20;
-  const bool is_16_bit = sizeof(A) == 2;
+  const bool is_16_bit = element < 4;
+  if (sequences == 1 && is_16_bit) return true;
   const std::int64_t layer = layer_bytes(shape, 2);
-  if (sequences == 1 && is_16_bit) return attends || layer >= 8 * kMiB || !std::is_same_v<A, kernels::BFloat16>;
   return layer >= 48 * kMiB && (sequences <= 4 || (is_16_bit && layer < 256 * kMiB));
 }
 
-/// `shape` is the model's; `attends`: whether the first batch attends to two slots or more. `whole_step_fits` says
-/// whether the kernel takes it with a batch; it is asked last, because it makes or looks at more than the others.
+/// `shape` is the model's. `whole_step_fits` says whether the kernel takes it with a batch; it is asked last, because
+/// it makes or looks at more than the others.
 template <class Backend, class A, class WholeStepFits>
 Path choose_path(const Backend& backend, const kernels::DecodeShape& shape, const ChunkPlan& plan, const Chunk& chunk,
-                 bool attends, const WholeStepFits& whole_step_fits) {
+                 const WholeStepFits& whole_step_fits) {
   using Has = PathOps<Backend, A>;
   const RecurrenceOptions& options = chunk.options;
   const std::span<const Batch> batches = chunk.batches;
@@ -61,7 +57,8 @@ Path choose_path(const Backend& backend, const kernels::DecodeShape& shape, cons
 
   // A step at one position reads every weight once and waits at every stage: by one kernel the bundled model makes
   // 18,590 tokens/s, and 2048 × 16 reads at 93 % of a copy.
-  const bool pays = options.path == Path::kWholeStep || one_kernel_pays<A>(chunk.rows, shape, attends);
+  const bool pays =
+      options.path == Path::kWholeStep || one_kernel_pays(chunk.rows, shape, static_cast<std::int64_t>(sizeof(A)));
   if (Has::kWholeStep && !is_invariant && options.may_take(Path::kWholeStep) && chunk.is_step && !has_several && pays &&
       whole_step_fits(batches.front())) {
     return Path::kWholeStep;

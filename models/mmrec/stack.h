@@ -51,8 +51,7 @@ class Stack {
   /// `by` and `stacks` are those of whole_step().
   Path choose(const Chunk& chunk, Backend& by, std::int64_t stacks = 1) {
     const auto whole_step_fits = [&](const Batch& b) { return whole_step_of(b.sequences, by, stacks).available(); };
-    const bool attends = work_.filled_slots(chunk.batches.front().position) > 1;
-    return choose_path<Backend, A>(backend_, decode_shape(config_, 1, 0), work_.plan, chunk, attends, whole_step_fits);
+    return choose_path<Backend, A>(backend_, decode_shape(config_, 1, 0), work_.plan, chunk, whole_step_fits);
   }
 
   /// A chunk by any path but kWholeStep. By kRows `normed`, [rows, D], receives what norm_by() would make of it.

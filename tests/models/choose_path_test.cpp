@@ -57,7 +57,7 @@ TEST(ChoosePath, TakesTheFastestThatMayBeTaken) {
         chunk.batches = c.batches, chunk.options.path = forced;
         for (const Batch& b : c.batches) chunk.rows += b.rows();
         const auto fit = [&](const Batch& /*b*/) { return fits; };
-        return choose_path<HasAll, kernels::Float16>({}, kLarge, {}, chunk, false, fit);
+        return choose_path<HasAll, kernels::Float16>({}, kLarge, {}, chunk, fit);
       };
       const Path want = fits ? c.path : c.without;
       EXPECT_EQ(choose(Path::kAny), want) << c.what << ", fits: " << fits;
@@ -71,12 +71,11 @@ TEST(ChoosePath, TakesStepsOfSmallModelsByRows) {
   const kernels::DecodeShape small = {.dim = 384, .ffn = 768, .gate_hidden = 96};
   const kernels::DecodeShape medium = {.dim = 1024, .ffn = 4096, .gate_hidden = 256};  // 36 MB a layer
   const kernels::DecodeShape huge = {.dim = 4096, .ffn = 16384, .gate_hidden = 1024};  // 570 MB
-  const auto chosen = [&](auto element, const kernels::DecodeShape& shape, std::int64_t sequences,
-                          bool attends = true) {
+  const auto chosen = [&](auto element, const kernels::DecodeShape& shape, std::int64_t sequences) {
     const Batch batches[] = {batch(0, sequences, 1)};
     const Chunk chunk{.batches = batches, .rows = sequences, .is_step = true, .options = {}};
     const auto fit = [](const Batch& /*b*/) { return true; };
-    return choose_path<HasAll, decltype(element)>({}, shape, {}, chunk, attends, fit);
+    return choose_path<HasAll, decltype(element)>({}, shape, {}, chunk, fit);
   };
   for (const std::int64_t sequences : {1, 2, 4, 5, 8}) {
     const auto by_one = [&](bool pays) { return pays ? Path::kWholeStep : Path::kRows; };
@@ -88,9 +87,6 @@ TEST(ChoosePath, TakesStepsOfSmallModelsByRows) {
     EXPECT_EQ(chosen(0.0F, kLarge, sequences), by_one(sequences <= 4)) << sequences;
     EXPECT_EQ(chosen(kernels::BFloat16(), huge, sequences), by_one(sequences <= 4)) << sequences;
   }
-  EXPECT_EQ(chosen(kernels::BFloat16(), small, 1, false), Path::kRows);
-  EXPECT_EQ(chosen(kernels::Float16(), small, 1, false), Path::kWholeStep);
-  EXPECT_EQ(chosen(kernels::BFloat16(), medium, 1, false), Path::kWholeStep);
 }
 
 TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
@@ -107,9 +103,8 @@ TEST(ChoosePath, HasOnePathForStepsAndOneForPromptsIfBitsMayNotDependOnOthers) {
     Chunk chunk = c.chunk;
     chunk.batches = c.batches;
     const auto fit = [](const Batch& /*b*/) { return true; };
-    EXPECT_EQ(
-        (choose_path<HasAll, kernels::Float16>({}, kLarge, {.spans_segments = true, .align = 128}, chunk, false, fit)),
-        c.path)
+    EXPECT_EQ((choose_path<HasAll, kernels::Float16>({}, kLarge, {.spans_segments = true, .align = 128}, chunk, fit)),
+              c.path)
         << c.what;
   }
 }
