@@ -102,11 +102,12 @@ class Rows {
   StepRows fill_up(std::int64_t calm, std::int64_t attending) const {
     constexpr std::int64_t kSome = kernels::kFewRows;
     const std::int64_t count = calm + attending;
-    if (count <= most_few(terms_.layer(0))) return {calm, attending};
+    if (count <= kernels::kTileColumns) return {calm, attending};
+    const std::int64_t least = count <= most_few(terms_.layer(0)) ? kMostFew : 32;
     const auto ceiling = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
     const std::int64_t multiple = ceiling / 32;
     const std::int64_t all =
-        count <= kSome ? std::max<std::int64_t>(ceiling, 32) : (count + 2 * multiple - 2) / multiple * multiple;
+        count <= kSome ? std::max(ceiling, least) : (count + 2 * multiple - 2) / multiple * multiple;
     std::int64_t end = all - attending;
     for (std::int64_t round = all; round > 0; round /= 2) {
       if (end / round * round < calm) continue;
@@ -207,7 +208,8 @@ class Rows {
     work_.few_rows = !passes_norms_ ? kernels::kTileColumns : is_few_ ? kMostFew : 0;
   }
   // The most rows that are few (kernels::Linear). With large matrices 5 to 8 rows take less time as more, with small
-  // ones 9 to 16 as fewer: one H200, k tokens/s of 8 sequences of 1024 × 12 30.8 and 35.2.
+  // ones 9 to 16 as fewer: one H200, k tokens/s, 8 sequences of 1024 × 12 30.8 and 35.2, 16 of the bundled model 254
+  // and 300, in fp32 51 and 140; but of 512 × 4 280 and 254.
   std::int64_t most_few(const Layer& w) const {
     constexpr std::int64_t kSmallLayer = 8 << 20, kLargeLayer = 24 << 20;
     const std::int64_t layer = layer_bytes(decode_shape(work_.config, 1, 0), sizeof(A));
