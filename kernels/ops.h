@@ -116,7 +116,7 @@ struct Linear {
   Y* const* y_rows = nullptr;
   const float* x_squares = nullptr;
   ScaledRows<Space, A> scaled = {};
-  /// On a device: the most rows that are few, as whose products the row kernel makes theirs. Others are some, even one.
+  /// On a device: up to so many rows are few, and go by the row kernel. With 0 one row goes as some do.
   std::int64_t few_rows = kTileColumns;
 };
 void linear(Cpu& cpu, std::span<const Linear<Host>> jobs);

@@ -35,7 +35,7 @@ class Rows {
   using View = kernels::RowsView<T, Space>;
 
   static constexpr bool kMayPass = !std::is_same_v<A, kernels::Float16>;
-  static constexpr std::int64_t kMostFew = 2 * kernels::kTileColumns;
+  static constexpr std::int64_t kMostFew = 16;
 
   explicit Rows(BlockTerms<Backend, A>& terms)
       : terms_(terms), work_(terms.work), rare_(work_.backend), firsts_(terms) {}
