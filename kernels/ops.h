@@ -531,6 +531,7 @@ struct AttendNorm {
   const AttendingRun* runs = nullptr;  // [n], in memory of Space
   std::int64_t offset = 0;
   SequenceView<const float, Space> slots = {};
+  std::int64_t most_slots = 0;  // of any row, ever
   std::int64_t heads = 1;
   std::int64_t padding = 0;      // of a head's channels, see MemoryAttention
   WeightView<Space> out_weight;  // [D, D]

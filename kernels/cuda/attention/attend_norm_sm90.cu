@@ -28,6 +28,7 @@ static_assert(kRowWarps * kTileColumns == kAttendWarps);
 constexpr int kRowLanes = kHead / kGroup;
 constexpr int kLaneGroups = 32 / kRowLanes * kRowWarps;  // of a row
 constexpr int kSlotsAtOnce = 8;                          // of a group
+constexpr int kMostSlots = 2 * kLaneGroups * kSlotsAtOnce;
 
 struct AttendParams {
   AttendNorm<Device, BFloat16> op;
@@ -284,8 +285,8 @@ auto attend_kernel(const AttendNorm<Device, BFloat16>& op) {
 bool takes_attend_norm(const Cuda& cuda, const AttendNorm<Device, BFloat16>& op) {
   const auto is_plain = [](const WeightView<Device>& w) { return w.data != nullptr && w.compact.data == nullptr; };
   // Of more heads, each with more weights, many clusters take longer than products of many rows: one H200, 16 heads,
-  // 64 rows 1.2 times as long a step.
-  const bool pays = op.heads <= kFewHeads || op.scaled.part == kFewScaledPart;
+  // 64 rows 1.2 times as long a step. More slots are spread over more warps by packed_attention().
+  const bool pays = (op.heads <= kFewHeads || op.scaled.part == kFewScaledPart) && op.most_slots <= kMostSlots;
   return pays && cuda.compute_capability() == 90 && op.x.cols == op.heads * kHead && op.heads > 1 &&
          op.heads <= kMostHeads && is_plain(op.query_weight) && is_plain(op.out_weight) &&
          holds_cluster(attend_config(op), reinterpret_cast<const void*>(attend_kernel(op)));

@@ -187,6 +187,7 @@ class Rows {
                                      .q = Work::matrix(work_.q(attending_)),
                                      .query_weight = w.memory_q,
                                      .query_bias = w.memory_q_bias,
+                                     .most_slots = work_.config.memory_slots,
                                      .heads = work_.config.num_heads,
                                      .padding = work_.config.head_padding,
                                      .out_weight = w.memory_out,

@@ -337,6 +337,7 @@ TEST_F(AttendsFromTheQueryOn, LikeFloat64) {
                              .q = q.read(),
                              .query_weight = of_query.view(),
                              .query_bias = biases.view().row(0),
+                             .most_slots = c.slots,
                              .heads = c.heads,
                              .padding = c.padding,
                              .out_weight = of_out.view(),
@@ -348,7 +349,7 @@ TEST_F(AttendsFromTheQueryOn, LikeFloat64) {
     } else {
       op.slots = {slots.data(), c.rows, c.slots, dim};
     }
-    ASSERT_TRUE(takes_attend_norm(this->on(), op));
+    EXPECT_EQ(takes_attend_norm(this->on(), op), c.slots <= 64);  // the kernel takes more, too
     attend_norm(this->on(), op);
 
     const std::vector<float> got = x.download();
