@@ -13,6 +13,7 @@
 #include <climits>
 #include <csignal>
 #include <cstdarg>
+#include <string>
 
 #include "models/files/model_files.h"
 #include "models/files/replace_file.h"
@@ -266,6 +267,7 @@ TEST(Files, AReplacedFileKeepsItsMode) {
   fault = {"open", EOPNOTSUPP, 1};  // a name while it is written
   Replacement file(folder / "file", Replacement::Mode::kUsual);
   EXPECT_TRUE(fs::exists(file.temporary()));
+  EXPECT_TRUE(fs::equivalent(file.temporary(), "/proc/self/fd/" + std::to_string(file.descriptor())));
   file.commit();
   EXPECT_EQ(fs::status(folder / "file").permissions(), fs::perms{0640});
   EXPECT_EQ(files_in(folder.path()), 1U);
