@@ -239,15 +239,21 @@ class BlockTerms {
   void set_context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
     if (work.filled_slots(end) != 1) return;
     constexpr std::int64_t kAtOnce = std::is_same_v<Space, kernels::Host> ? 1 : kernels::kTileColumns;
-    const Matrix<A> rounded = Work::row_of(work.attended(b), 0);
     const Matrix<float> contexts = work.segment_context(b, layer);
-    kernels::copy_rows(work.backend, Matrix<const float>(work.memory(b, layer, work.ring_slot(end))), rounded);
-    std::vector<Job> jobs;
-    for (std::int64_t s = 0; s < b.sequences; s += kAtOnce) {
-      const std::int64_t rows = std::min(kAtOnce, b.sequences - s);
-      jobs.push_back(context_job(w, rounded.middle_rows(s, rows), contexts.middle_rows(s, rows)));
+    const Matrix<const float> slots(work.memory(b, layer, work.ring_slot(end)));
+    // A state that is loaded may have more sequences than a chunk has rows.
+    const std::int64_t most = std::max<std::int64_t>(work.rows() / b.tokens, 1);
+    for (std::int64_t first = 0; first < b.sequences; first += most) {
+      const std::int64_t count = std::min(most, b.sequences - first);
+      const Matrix<A> rounded = Work::row_of(work.attended(b), 0).middle_rows(0, count);
+      kernels::copy_rows(work.backend, slots.middle_rows(first, count), rounded);
+      std::vector<Job> jobs;
+      for (std::int64_t s = 0; s < count; s += kAtOnce) {
+        const std::int64_t rows = std::min(kAtOnce, count - s);
+        jobs.push_back(context_job(w, rounded.middle_rows(s, rows), contexts.middle_rows(first + s, rows)));
+      }
+      kernels::linear(work.backend, std::span<const Job>(jobs));
     }
-    kernels::linear(work.backend, std::span<const Job>(jobs));
   }
   /// c = W_o slot + b_o of some slots, whoever asks.
   static Job context_job(const Layer& w, Matrix<const A> slot, Matrix<float> c) {

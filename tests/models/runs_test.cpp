@@ -1,6 +1,7 @@
 // Calls of many runs on a processor, of any lengths at any positions: logits, log-probs and state of each sequence are
 // to the bit those of its run alone, for any number of threads.
 
+#include "tests/models/lockstep.h"
 #include "tests/models/small_models.h"
 #include "tests/ops/testing.h"
 
@@ -151,6 +152,27 @@ TEST_P(RunsTest, PiecesGoOnAsOneRun) {
     EXPECT_EQ(logprobs, whole.logprobs);
     EXPECT_EQ(executor_->save(slots[0], 1, 1500).parts, whole.state.parts);
   }
+}
+
+// What follows from a loaded state is computed in an executor that has had no call of so many sequences.
+TEST(States, OfMoreSequencesThanAChunkHasRowsAreLoaded) {
+  constexpr int kSequences = 700, kSegment = 4;
+  Config config = small_config();
+  config.memory_segment = kSegment;
+  const auto executor = [&] { return load_small_model(Config::kModelType, config, kernels::DType::kF32)->on_cpu(); };
+  const auto token = [](int s, int t) { return (s * 5 + t * 3) % kSmallVocab; };
+  Lockstep all(executor(), kSmallVocab, kSequences);
+  std::vector<int> tokens;
+  for (int s = 0; s < kSequences; ++s) {
+    for (int t = 0; t <= kSegment; ++t) tokens.push_back(token(s, t));
+  }
+  all.prefill(tokens);
+  Lockstep loaded(executor(), kSmallVocab, kSequences);
+  loaded.set_state(all.state());
+  tokens.clear();
+  for (int s = 0; s < kSequences; ++s) tokens.push_back(token(s, kSegment + 1));
+  const std::span<const float> want = all.step(tokens), got = loaded.step(tokens);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin(), want.end()));
 }
 
 INSTANTIATE_TEST_SUITE_P(
