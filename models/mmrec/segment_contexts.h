@@ -42,7 +42,6 @@ class SegmentContexts {
 
  private:
   void set(std::span<const Slot> slots) {
-    constexpr std::int64_t kFew = 8;  // rows of one class of products, in which a row's bits are its own
     const auto of_layer = static_cast<std::int64_t>(slots.size()), count = of_layer * work_.config.num_layers;
     const Batch scratch{.slot = slots.front(), .sequences = count, .tokens = 1};
     const Matrix<A> rounded = Work::row_of(work_.attended(scratch), 0);
@@ -52,16 +51,17 @@ class SegmentContexts {
     const auto results = tables_.template place<kernels::RowCopy<A>>(static_cast<std::size_t>(count));
     std::vector<typename Work::template Job<float>> jobs;
     for (std::int64_t row = 0; row < count; ++row) {
-      const std::int64_t layer = row / of_layer, i = row % of_layer;
-      const Batch one{.slot = slots[static_cast<std::size_t>(i)], .sequences = 1, .tokens = 1};
+      const std::int64_t layer = row / of_layer;
+      const Batch one{.slot = slots[static_cast<std::size_t>(row % of_layer)], .sequences = 1, .tokens = 1};
       auto* const mean = reinterpret_cast<std::byte*>(work_.memory(one, layer, 0).data);
       tables_.host(means)[row] = {mean, mean, rounded.row(row)};
       tables_.host(results)[row] = {reinterpret_cast<std::byte*>(contexts.row(row)),
                                     reinterpret_cast<std::byte*>(work_.segment_context(one, layer).data)};
-      if (i % kFew != 0) continue;
-      const std::int64_t rows = std::min(kFew, of_layer - i);
-      jobs.push_back(
-          terms_.context_job(terms_.layer(layer), rounded.middle_rows(row, rows), contexts.middle_rows(row, rows)));
+    }
+    for (std::int64_t layer = 0; layer < work_.config.num_layers; ++layer) {
+      const std::int64_t first = layer * of_layer;
+      terms_.add_context_jobs(terms_.layer(layer), rounded.middle_rows(first, of_layer),
+                              contexts.middle_rows(first, of_layer), jobs);
     }
     tables_.send();
     copy(means, count);

@@ -234,11 +234,9 @@ class BlockTerms {
     set_context(w, layer, b, end);
   }
   /// Sets c of the segment that position `end` begins or lies in, if just one slot is filled. Then attend() is that
-  /// slot for every query, so c = W_o slot + b_o. Multiplies so few rows at once that the bits depend on the slot
-  /// alone. Overwrites the attention's queries.
+  /// slot for every query, so c = W_o slot + b_o. Overwrites the attention's queries.
   void set_context(const Layer& w, std::int64_t layer, const Batch& b, std::int64_t end) {
     if (work.filled_slots(end) != 1) return;
-    constexpr std::int64_t kAtOnce = std::is_same_v<Space, kernels::Host> ? 1 : kernels::kTileColumns;
     const Matrix<float> contexts = work.segment_context(b, layer);
     const Matrix<const float> slots(work.memory(b, layer, work.ring_slot(end)));
     // A state that is loaded may have more sequences than a chunk has rows.
@@ -248,16 +246,21 @@ class BlockTerms {
       const Matrix<A> rounded = Work::row_of(work.attended(b), 0).middle_rows(0, count);
       kernels::copy_rows(work.backend, slots.middle_rows(first, count), rounded);
       std::vector<Job> jobs;
-      for (std::int64_t s = 0; s < count; s += kAtOnce) {
-        const std::int64_t rows = std::min(kAtOnce, count - s);
-        jobs.push_back(context_job(w, rounded.middle_rows(s, rows), contexts.middle_rows(first + s, rows)));
-      }
+      add_context_jobs(w, rounded, contexts.middle_rows(first, count), jobs);
       kernels::linear(work.backend, std::span<const Job>(jobs));
     }
   }
-  /// c = W_o slot + b_o of some slots, whoever asks.
-  static Job context_job(const Layer& w, Matrix<const A> slot, Matrix<float> c) {
-    return {.x = slot, .weight = w.memory_out, .bias = w.memory_out_bias, .y = c, .force_row_kernel = true};
+  /// Jobs for c = W_o slot + b_o of every slot [n, D]. Each has so few rows that the bits depend on the slot alone.
+  static void add_context_jobs(const Layer& w, Matrix<const A> slots, Matrix<float> c, std::vector<Job>& jobs) {
+    constexpr std::int64_t kAtOnce = std::is_same_v<Space, kernels::Host> ? 1 : kernels::kTileColumns;
+    for (std::int64_t first = 0; first < slots.rows; first += kAtOnce) {
+      const std::int64_t rows = std::min(kAtOnce, slots.rows - first);
+      jobs.push_back({.x = slots.middle_rows(first, rows),
+                      .weight = w.memory_out,
+                      .bias = w.memory_out_bias,
+                      .y = c.middle_rows(first, rows),
+                      .force_row_kernel = true});
+    }
   }
 
  private:

@@ -154,7 +154,7 @@ TEST_P(RunsTest, PiecesGoOnAsOneRun) {
   }
 }
 
-// What follows from a loaded state is computed in an executor that has had no call of so many sequences.
+// The second executor has run nothing yet, so its buffers are small when it loads the state.
 TEST(States, OfMoreSequencesThanAChunkHasRowsAreLoaded) {
   constexpr int kSequences = 700, kSegment = 4;
   Config config = small_config();

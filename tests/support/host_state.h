@@ -12,8 +12,8 @@
 
 namespace mmrec::test {
 
-/// The tensor with this name. Throws std::logic_error if there is none, and std::bad_variant_access if it has another
-/// type. State: HostState, which may be const, or a temporary.
+/// Finds a tensor by its name. Throws std::logic_error if there is none. Throws std::bad_variant_access if its type is
+/// not T. State: HostState, which may be const, or a temporary.
 template <class T = float, class State>
 auto& tensor_of(State&& state, std::string_view name) {
   const auto part = std::ranges::find(state.parts, name, &models::HostState::Part::name);

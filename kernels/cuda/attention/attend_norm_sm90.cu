@@ -26,9 +26,9 @@ constexpr int kAttendThreads = 32 * kAttendWarps;
 constexpr int kRowWarps = 2;  // that attend for a row
 static_assert(kRowWarps * kTileColumns == kAttendWarps);
 constexpr int kRowLanes = kHead / kGroup;
-constexpr int kLaneGroups = 32 / kRowLanes * kRowWarps;  // of a row
-constexpr int kSlotsAtOnce = 8;                          // of a group
-constexpr int kMostSlots = 2 * kLaneGroups * kSlotsAtOnce;
+constexpr int kLaneGroups = 32 / kRowLanes * kRowWarps;     // of a row
+constexpr int kSlotsAtOnce = 8;                             // of a group
+constexpr int kMostSlots = 2 * kLaneGroups * kSlotsAtOnce;  // for which it is chosen
 
 struct AttendParams {
   AttendNorm<Device, BFloat16> op;
@@ -293,8 +293,7 @@ bool takes_attend_norm(const Cuda& cuda, const AttendNorm<Device, BFloat16>& op)
 }
 
 void attend_norm(Cuda& cuda, const AttendNorm<Device, BFloat16>& op) {
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHead - op.padding)));
-  launch(cuda.stream(), attend_config(op), attend_kernel(op), AttendParams{op, scale});
+  launch(cuda.stream(), attend_config(op), attend_kernel(op), AttendParams{op, attention_scale(kHead - op.padding)});
 }
 
 }  // namespace mmrec::kernels

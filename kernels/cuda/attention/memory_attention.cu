@@ -16,7 +16,6 @@
 // Exponents are base 2, the scale 1/√d · log₂e goes into q.
 // Bytes: q read and out written once; slots once per block, from L2.
 #include <bit>
-#include <cmath>
 
 #include "kernels/cuda/attention/algo.h"
 #include "kernels/cuda/attention/softmax.cuh"
@@ -375,8 +374,7 @@ void attend_by(Cuda& cuda, AttentionAlgo algo, const MemoryAttention<Device, A>&
   if (rows == 0) return;
   if (algo == AttentionAlgo::kAuto) algo = choose_attention(op);
   const auto d = static_cast<int>(op.q.dim / op.heads);
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d - op.padding)));
-  const Attention<A> given{op, runs, offset, d, scale, {}};
+  const Attention<A> given{op, runs, offset, d, attention_scale(d - op.padding), {}};
   if (algo == AttentionAlgo::kAny) {
     LaunchConfig config = overlapping(cuda, dims(rows, op.heads), dim3(kThreads));
     config.shared_bytes = static_cast<std::size_t>(d) * sizeof(float);

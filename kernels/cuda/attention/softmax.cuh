@@ -13,6 +13,11 @@ namespace mmrec::kernels {
 
 inline constexpr float kNothing = -INFINITY;
 
+/// What a query is multiplied by, so that scores are exponents base 2: log₂e / √channels.
+inline float attention_scale(std::int64_t channels) {
+  return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(channels)));
+}
+
 /// 2^(from - to) for to >= from: 0 for the empty sum.
 __device__ inline float weight_of(float from, float to) {
   return ptx::exp2_approx(from - (to == kNothing ? 0.0F : to));
